@@ -1,0 +1,500 @@
+//! The cache state machine: pure bookkeeping, no device.
+
+mod sequence;
+
+use crate::{
+    CachePolicy, Error, KeyValue, KiviPolicy, PageCopy, PageId, PageRef, PoolSpec, Result,
+    SequenceLayout, SequencePlan, StepPlan, pages::PageAllocator,
+};
+use sequence::{Advance, Sequence};
+use std::sync::Arc;
+
+/// Names one sequence of a pool. An id is never valid again after its sequence was removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId {
+    slot: u32,
+    generation: u32,
+}
+
+impl SequenceId {
+    /// Number of the sequence's residual slot.
+    pub fn slot(self) -> usize {
+        self.slot as usize
+    }
+}
+
+/// "This sequence advances by so many tokens."
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepRequest {
+    /// The sequence.
+    pub sequence: SequenceId,
+    /// How many tokens; at least one.
+    pub tokens: usize,
+}
+
+/// Positions, boundaries, pages and reference counts of every sequence in a pool.
+///
+/// What a query reads of a token depends only on their positions, on where prompts begin and end
+/// and on the configuration, never on how the work was cut into steps:
+///
+/// - a generated token at position `t` sees the state with `t` tokens, and itself;
+/// - a prompt token sees the state at the start of its segment, and its segment in full precision.
+///
+/// ```
+/// use kivi_core::*;
+/// let config = CacheConfig::builder().build()?;
+/// let layer = LayerSpec::new(&config, 8, 128);
+/// let mut state = CacheState::new(PoolSpec::for_context(config, vec![layer; 32], 1, 4096)?);
+/// let sequence = state.create_sequence()?;
+/// state.begin_prompt(sequence, 300)?;
+/// let mut plan = StepPlan::default();
+/// state.plan(&[StepRequest { sequence, tokens: 300 }], &mut plan)?;
+/// // 300 = 2 · 128 + 44: two key blocks are quantized, and all but the newest 128 values.
+/// assert_eq!(plan.sequences[0].quantize, KeyValue::new(0..256, 0..172));
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Debug)]
+pub struct CacheState {
+    spec: PoolSpec,
+    policy: Arc<dyn CachePolicy>,
+    allocators: Vec<PageAllocator>,
+    slots: Vec<Option<Sequence>>,
+    generations: Vec<u32>,
+    freed: Vec<PageRef>,
+    freed_slots: Vec<usize>,
+}
+
+impl CacheState {
+    /// An empty pool under the paper's policy.
+    pub fn new(spec: PoolSpec) -> Self {
+        let policy = Arc::new(KiviPolicy::new(spec.config()));
+        Self::with_policy(spec, policy)
+    }
+
+    /// An empty pool under another policy.
+    pub fn with_policy(spec: PoolSpec, policy: Arc<dyn CachePolicy>) -> Self {
+        let new_allocator = |_| PageAllocator::new(spec.max_pages());
+        let allocators = (0..spec.group_count()).map(new_allocator).collect();
+        let (slots, generations) = (Vec::new(), Vec::new());
+        let (freed, freed_slots) = (Vec::new(), Vec::new());
+        Self {
+            spec,
+            policy,
+            allocators,
+            slots,
+            generations,
+            freed,
+            freed_slots,
+        }
+    }
+
+    /// The shape of the pool.
+    pub fn spec(&self) -> &PoolSpec {
+        &self.spec
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> &Arc<dyn CachePolicy> {
+        &self.policy
+    }
+
+    /// Adds an empty sequence.
+    ///
+    /// # Errors
+    /// [`Error::PoolExhausted`] when every slot is taken.
+    pub fn create_sequence(&mut self) -> Result<SequenceId> {
+        let sequence = Sequence::empty(&self.spec, self.policy.as_ref());
+        self.insert(sequence)
+    }
+
+    /// Declares the next `tokens` tokens of a sequence to be prompt. Everything else is generated.
+    ///
+    /// # Errors
+    /// When the sequence is unknown, `tokens` is 0, or an earlier prompt is not finished.
+    pub fn begin_prompt(&mut self, id: SequenceId, tokens: usize) -> Result<()> {
+        let sequence = self.get_mut("begin prompt", id)?;
+        if tokens == 0 {
+            return Err(Error::request("begin prompt", "the prompt is empty"));
+        }
+        if sequence.tokens < sequence.prompt.end {
+            let missing = sequence.prompt.end - sequence.tokens;
+            let reason = format!("{missing} tokens of the current prompt are still to come");
+            return Err(Error::request("begin prompt", reason));
+        }
+        let end = sequence.tokens.checked_add(tokens);
+        let end = end.ok_or_else(|| Error::request("begin prompt", "too many tokens"))?;
+        sequence.prompt = sequence.tokens..end;
+        Ok(())
+    }
+
+    /// Tokens of a sequence.
+    ///
+    /// # Errors
+    /// When the sequence is unknown.
+    pub fn tokens(&self, id: SequenceId) -> Result<usize> {
+        Ok(self.get("tokens", id)?.tokens)
+    }
+
+    /// Where a sequence lives.
+    ///
+    /// # Errors
+    /// When the sequence is unknown.
+    pub fn layout(&self, id: SequenceId) -> Result<SequenceLayout> {
+        Ok(self.get("layout", id)?.layout(id.slot()))
+    }
+
+    /// Pages of a layer group that nobody uses.
+    pub fn free_pages(&self, group: usize) -> usize {
+        self.allocators[group].free_count()
+    }
+
+    /// Pages of a layer group in use, each counted once however many sequences share it.
+    pub fn used_pages(&self, group: usize) -> usize {
+        self.allocators[group].used_count()
+    }
+
+    /// Advances sequences by one step and writes what the backend has to do into `plan`, whose
+    /// buffers are reused.
+    ///
+    /// The state is that after the step as soon as this returns; a caller whose backend then fails
+    /// must remove the sequences of the plan.
+    ///
+    /// # Errors
+    /// When a sequence is unknown or named twice, a request is for 0 tokens, the policy breaks its
+    /// contract, or ([`Error::PoolExhausted`]) there are too few pages. Nothing is changed then.
+    pub fn plan(&mut self, requests: &[StepRequest], plan: &mut StepPlan) -> Result<()> {
+        let mut advances = Vec::with_capacity(requests.len());
+        for (i, request) in requests.iter().enumerate() {
+            if requests[..i]
+                .iter()
+                .any(|other| other.sequence == request.sequence)
+            {
+                return Err(Error::request(
+                    "plan",
+                    "a sequence appears twice in one step",
+                ));
+            }
+            let sequence = self.get("plan", request.sequence)?;
+            advances.push(sequence.advance(&self.spec, self.policy.as_ref(), request.tokens)?);
+        }
+        self.check_pages(requests, &advances)?;
+
+        plan.rows = 0;
+        plan.copies.clear();
+        plan.sequences.clear();
+        for request in requests {
+            self.drop_unneeded_pages(request.sequence);
+        }
+        plan.freed.clear();
+        plan.freed.append(&mut self.freed);
+        plan.freed_slots.clear();
+        plan.freed_slots.append(&mut self.freed_slots);
+        for (request, advance) in requests.iter().zip(advances) {
+            let rows = plan.rows..plan.rows + request.tokens;
+            plan.rows = rows.end;
+            let sequence = self.commit(request.sequence, rows, advance, &mut plan.copies);
+            plan.sequences.push(sequence);
+        }
+        Ok(())
+    }
+
+    /// Takes the newest tokens back, so that `tokens` remain, as if the others had never been.
+    ///
+    /// # Errors
+    /// When the sequence is unknown or shorter, or when full-precision copies needed for an exact
+    /// result are gone: up to `rollback_length` tokens can always be taken back.
+    pub fn truncate(&mut self, id: SequenceId, tokens: usize) -> Result<()> {
+        let packed = self.policy.packed(tokens);
+        let packs = KeyValue::new(
+            self.spec
+                .layers()
+                .iter()
+                .any(|layer| layer.format.keys.bits.is_some()),
+            self.spec
+                .layers()
+                .iter()
+                .any(|layer| layer.format.values.bits.is_some()),
+        );
+        let rollback = self.spec.config().rollback_length();
+        let sequence = self.get("truncate", id)?;
+        let now = sequence.tokens;
+        if tokens > now {
+            return Err(Error::request(
+                "truncate",
+                format!("{tokens} tokens of {now}"),
+            ));
+        }
+        let lost = |kept: usize, packed: usize, packs: bool| packs && kept > packed;
+        // Tokens of an open segment were never quantized, so any of them can be taken back.
+        if lost(sequence.kept.keys, packed.keys, packs.keys)
+            || lost(sequence.kept.values, packed.values, packs.values)
+        {
+            let reason = format!(
+                "cannot go back from {now} to {tokens} tokens exactly; rollback length is {rollback}"
+            );
+            return Err(Error::request("truncate", reason));
+        }
+        let windowed = self
+            .spec
+            .layers()
+            .iter()
+            .any(|layer| layer.window.is_some());
+        if windowed && tokens + rollback < now && sequence.has_dropped_pages() {
+            let reason = format!("pages behind the window are gone; rollback length is {rollback}");
+            return Err(Error::request("truncate", reason));
+        }
+        let mut excess = Vec::new();
+        let sequence = self.get_mut("truncate", id)?;
+        sequence.tokens = tokens;
+        sequence.prompt.end = sequence.prompt.end.min(tokens);
+        sequence.prompt.start = sequence.prompt.start.min(tokens);
+        sequence.packed = sequence.packed.zip(packed).map(|(now, then)| now.min(then));
+        let ends = sequence.packed;
+        for group in 0..self.spec.group_count() {
+            let needed = Sequence::pages_needed(&self.spec, group, tokens, ends);
+            let table = &mut self.get_mut("truncate", id)?.tables[group];
+            let keep = needed.min(table.len());
+            excess.extend(table.drain(keep..).map(|page| PageRef { group, page }));
+        }
+        self.release(excess);
+        Ok(())
+    }
+
+    /// A second sequence with the same tokens. Pages are shared until one of the two writes to
+    /// them; the backend must copy the residual slot of `id` to that of the new sequence
+    /// ([`copy_slot`](crate::CacheBackend::copy_slot)) before the next step.
+    ///
+    /// # Errors
+    /// When the sequence is unknown or every slot is taken.
+    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId> {
+        let sequence = self.get("fork", id)?.clone();
+        let shared = sequence.page_refs();
+        let new = self.insert(sequence)?;
+        for PageRef { group, page } in shared {
+            self.allocators[group].share(page);
+        }
+        Ok(new)
+    }
+
+    /// A sequence with `tokens` tokens whose contents the caller imports
+    /// ([`import`](crate::CacheBackend::import)).
+    ///
+    /// # Errors
+    /// [`Error::PoolExhausted`] when there is no slot or there are too few pages.
+    pub fn adopt_sequence(&mut self, tokens: usize) -> Result<SequenceId> {
+        let mut sequence = Sequence::empty(&self.spec, self.policy.as_ref());
+        sequence.tokens = tokens;
+        sequence.packed = self.policy.packed(tokens);
+        sequence.kept = self.policy.kept(tokens);
+        for group in 0..self.spec.group_count() {
+            let needed = Sequence::pages_needed(&self.spec, group, tokens, sequence.packed);
+            self.expect_pages(group, needed)?;
+        }
+        let (packed, id) = (sequence.packed, self.insert(sequence)?);
+        for group in 0..self.spec.group_count() {
+            let needed = Sequence::pages_needed(&self.spec, group, tokens, packed);
+            self.grow_table(id, group, needed);
+        }
+        self.drop_unneeded_pages(id);
+        Ok(id)
+    }
+
+    /// Removes a sequence.
+    ///
+    /// # Errors
+    /// When the sequence is unknown.
+    pub fn remove(&mut self, id: SequenceId) -> Result<()> {
+        let pages = self.get("remove", id)?.page_refs();
+        self.release(pages);
+        self.slots[id.slot()] = None;
+        self.generations[id.slot()] += 1;
+        self.freed_slots.push(id.slot());
+        Ok(())
+    }
+
+    fn get(&self, operation: &'static str, id: SequenceId) -> Result<&Sequence> {
+        let current = self.generations.get(id.slot()) == Some(&id.generation);
+        let sequence = self
+            .slots
+            .get(id.slot())
+            .filter(|_| current)
+            .and_then(Option::as_ref);
+        sequence.ok_or_else(|| Error::request(operation, "no such sequence"))
+    }
+
+    fn get_mut(&mut self, operation: &'static str, id: SequenceId) -> Result<&mut Sequence> {
+        self.get(operation, id)?;
+        let sequence = self.slots[id.slot()].as_mut();
+        sequence.ok_or_else(|| Error::request(operation, "no such sequence"))
+    }
+
+    fn insert(&mut self, sequence: Sequence) -> Result<SequenceId> {
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None if self.slots.len() < self.spec.max_sequences() => {
+                self.slots.push(None);
+                self.generations.push(0);
+                self.slots.len() - 1
+            }
+            None => {
+                let total = self.spec.max_sequences();
+                return Err(Error::PoolExhausted {
+                    what: "sequence slots",
+                    needed: 1,
+                    free: 0,
+                    total,
+                });
+            }
+        };
+        self.slots[slot] = Some(sequence);
+        // A slot that is used again must not be cleared under its new owner.
+        self.freed_slots.retain(|&freed| freed != slot);
+        Ok(SequenceId {
+            slot: slot as u32,
+            generation: self.generations[slot],
+        })
+    }
+
+    fn expect_pages(&self, group: usize, needed: usize) -> Result<()> {
+        let free = self.free_pages(group);
+        if needed > free {
+            let total = self.spec.max_pages();
+            return Err(Error::PoolExhausted {
+                what: "pages",
+                needed,
+                free,
+                total,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether there are pages for every table's growth and for every shared page written to.
+    fn check_pages(&self, requests: &[StepRequest], advances: &[Advance]) -> Result<()> {
+        for group in 0..self.spec.group_count() {
+            let mut needed = 0;
+            for (request, advance) in requests.iter().zip(advances) {
+                let table = &self.get("plan", request.sequence)?.tables[group];
+                needed += advance.table_lengths[group].saturating_sub(table.len());
+                needed += self.shared_writes(table, &advance.writes[group]).count();
+            }
+            self.expect_pages(group, needed)?;
+        }
+        Ok(())
+    }
+
+    /// Indices of the pages of `table` that would be written although they are shared.
+    fn shared_writes<'a>(
+        &'a self,
+        table: &'a [PageId],
+        writes: &'a sequence::Writes,
+    ) -> impl Iterator<Item = usize> + 'a {
+        let group = writes.group;
+        let existing = (0..table.len()).filter(|&index| writes.touches(index));
+        existing.filter(move |&index| {
+            table[index] != PageId::DROPPED && self.allocators[group].is_shared(table[index])
+        })
+    }
+
+    fn commit(
+        &mut self,
+        id: SequenceId,
+        rows: std::ops::Range<usize>,
+        advance: Advance,
+        copies: &mut Vec<PageCopy>,
+    ) -> SequencePlan {
+        for group in 0..self.spec.group_count() {
+            let Some(sequence) = self.slots[id.slot()].as_ref() else {
+                continue;
+            };
+            let table = &sequence.tables[group];
+            let shared: Vec<_> = self.shared_writes(table, &advance.writes[group]).collect();
+            for index in shared {
+                self.unshare(id, group, index, copies);
+            }
+            self.grow_table(id, group, advance.table_lengths[group]);
+        }
+        let Some(sequence) = self.slots[id.slot()].as_mut() else {
+            return SequencePlan::default();
+        };
+        let mut before = sequence.layout(id.slot());
+        before.capacity = advance.capacity_during;
+        let quantize = sequence
+            .packed
+            .zip(advance.packed)
+            .map(|(from, to)| from..to);
+        sequence.tokens += rows.len();
+        sequence.packed = advance.packed;
+        sequence.kept = advance.kept;
+        sequence.capacity = advance.capacity_after;
+        let (kept, capacity, views) = (advance.kept, advance.capacity_after, advance.views);
+        SequencePlan {
+            sequence: id,
+            rows,
+            before,
+            views,
+            quantize,
+            kept,
+            capacity,
+        }
+    }
+
+    /// Gives the sequence a page of its own in place of a shared one.
+    fn unshare(&mut self, id: SequenceId, group: usize, index: usize, copies: &mut Vec<PageCopy>) {
+        let Some(sequence) = self.slots[id.slot()].as_mut() else {
+            return;
+        };
+        let from = sequence.tables[group][index];
+        // `check_pages` made sure there is one.
+        let Some(to) = self.allocators[group].allocate() else {
+            return;
+        };
+        sequence.tables[group][index] = to;
+        self.allocators[group].release(from);
+        copies.push(PageCopy { group, from, to });
+    }
+
+    fn grow_table(&mut self, id: SequenceId, group: usize, length: usize) {
+        let Some(sequence) = self.slots[id.slot()].as_mut() else {
+            return;
+        };
+        let table = &mut sequence.tables[group];
+        while table.len() < length {
+            // `check_pages` made sure there are enough.
+            let Some(page) = self.allocators[group].allocate() else {
+                return;
+            };
+            table.push(page);
+        }
+    }
+
+    fn drop_unneeded_pages(&mut self, id: SequenceId) {
+        let Some(sequence) = self.slots[id.slot()].as_mut() else {
+            return;
+        };
+        let mut dropped = Vec::new();
+        for group in 0..self.spec.group_count() {
+            let layer = self.spec.group_layer(group);
+            for (index, page) in sequence.tables[group].iter_mut().enumerate() {
+                let start = self.spec.page_start(index);
+                let positions = start..start + self.spec.config().page_tokens();
+                if *page != PageId::DROPPED
+                    && positions.end <= sequence.tokens
+                    && !self.policy.needs_page(layer, positions, sequence.tokens)
+                {
+                    dropped.push(PageRef { group, page: *page });
+                    *page = PageId::DROPPED;
+                }
+            }
+        }
+        self.release(dropped);
+    }
+
+    fn release(&mut self, pages: Vec<PageRef>) {
+        for PageRef { group, page } in pages {
+            if page != PageId::DROPPED && self.allocators[group].release(page) {
+                self.freed.push(PageRef { group, page });
+            }
+        }
+    }
+}
