@@ -20,7 +20,8 @@ pub fn code_at(bits: Bits, words: &[u32], index: usize) -> u32 {
 }
 
 fn put_code(bits: Bits, word: &mut u32, index: usize, code: u32) {
-    *word |= code << (bits.get() * (index % bits.codes_per_word()));
+    let shift = bits.get() * (index % bits.codes_per_word());
+    *word = *word & !(bits.levels() << shift) | code << shift;
 }
 
 /// Quantized keys of one layer: per channel, in groups of consecutive tokens.
@@ -114,7 +115,7 @@ impl PackedKeys {
         code_at(self.bits, &[word], token % self.bits.codes_per_word())
     }
 
-    /// Sets the code of an element whose bits are still 0.
+    /// Sets the code of one element.
     pub fn set_code(&mut self, head: usize, token: usize, channel: usize, code: u32) {
         let index = self.word_index(head, token, channel);
         put_code(self.bits, &mut self.codes[index], token, code);
@@ -245,7 +246,7 @@ impl PackedValues {
         code_at(self.bits, &self.codes[start..start + words], channel)
     }
 
-    /// Sets the code of an element whose bits are still 0.
+    /// Sets the code of one element.
     pub fn set_code(&mut self, head: usize, token: usize, channel: usize, code: u32) {
         let words = words_for(self.bits, self.head_dim);
         let word = channel / self.bits.codes_per_word();
