@@ -195,7 +195,10 @@ pub fn predict(spec: &PoolSpec, policy: &dyn CachePolicy, tokens: usize) -> Memo
             pages.map(id).collect()
         })
         .collect();
-    let (kept, capacity) = (policy.kept(tokens), policy.residual_capacity());
+    let (kept, capacity) = (
+        policy.kept(tokens),
+        spec.whole_groups(policy.residual_capacity()),
+    );
     let layout = SequenceLayout {
         slot: 0,
         tokens,

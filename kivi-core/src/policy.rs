@@ -18,7 +18,7 @@ pub trait CachePolicy: Debug + Send + Sync {
     fn kept(&self, tokens: usize) -> KeyValue<usize>;
 
     /// Full-precision tokens after the sinks that a sequence needs room for while it is generated
-    /// token by token.
+    /// token by token. The room for keys is rounded up to whole groups.
     fn residual_capacity(&self) -> KeyValue<usize>;
 
     /// Whether a layer still needs the page that holds the positions `page` when `tokens` tokens
@@ -70,12 +70,12 @@ impl CachePolicy for KiviPolicy {
     }
 
     fn residual_capacity(&self) -> KeyValue<usize> {
-        let keys = self.residual_length + self.rollback_length;
+        let tokens = self.residual_length + self.rollback_length;
         let values = match self.value_residual {
-            ValueResidual::Window => keys + 1,
-            ValueResidual::Block => keys,
+            ValueResidual::Window => tokens + 1,
+            ValueResidual::Block => tokens,
         };
-        KeyValue::new(keys, values)
+        KeyValue::new(tokens, values)
     }
 
     fn needs_page(&self, layer: &LayerSpec, page: Range<usize>, tokens: usize) -> bool {

@@ -180,6 +180,15 @@ impl PoolSpec {
             .div_ceil(self.config.page_tokens())
     }
 
+    /// Room in a residual for that many tokens: keys come in whole groups, so that a backend can
+    /// keep the tokens of a group side by side, as their codes will be.
+    pub fn whole_groups(&self, tokens: KeyValue<usize>) -> KeyValue<usize> {
+        KeyValue::new(
+            tokens.keys.next_multiple_of(self.config.group_size()),
+            tokens.values,
+        )
+    }
+
     /// Bytes of the codes of `tokens` quantized keys and values of a layer; 0 for a full format.
     pub fn code_bytes(&self, layer: &LayerSpec, tokens: KeyValue<usize>) -> usize {
         let words = KeyValue::new(

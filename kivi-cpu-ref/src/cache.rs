@@ -165,18 +165,18 @@ impl Cache {
         found.ok_or_else(|| unknown_page(page))
     }
 
-    /// Whether a position can be seen at all: its page was not dropped.
+    /// Whether a position can be seen at all: its page was not given up.
     pub(crate) fn is_present(
         &self,
         layer: usize,
         layout: &SequenceLayout,
         position: usize,
     ) -> bool {
-        let in_full = |tokens: &Tokens| tokens.contains_key(&position);
-        let slot = self.layers[layer].slots.get(layout.slot);
-        let held = slot.is_some_and(|slot| in_full(&slot.full.keys) && in_full(&slot.full.values));
-        held || position < self.spec.config().sink_length()
-            || self.locate(layer, layout, position).is_some()
+        let Some(offset) = position.checked_sub(self.spec.config().sink_length()) else {
+            return true;
+        };
+        let table = &layout.tables[self.spec.group_of(layer)];
+        table.get(offset / self.spec.config().page_tokens()) != Some(&PageId::DROPPED)
     }
 
     /// The key of a token as a query with the view `boundary` sees it: `[kv_heads, head_dim]`.

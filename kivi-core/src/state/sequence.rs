@@ -52,7 +52,7 @@ impl Sequence {
             prompt: 0..0,
             packed: policy.packed(0),
             kept: policy.kept(0),
-            capacity: policy.residual_capacity(),
+            capacity: spec.whole_groups(policy.residual_capacity()),
             tables: vec![Vec::new(); spec.group_count()],
         }
     }

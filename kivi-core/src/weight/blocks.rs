@@ -23,6 +23,9 @@ pub trait Block: Pod {
     const CODE_BITS: u32;
     /// Subtracted from a code before it is multiplied by the scale; a power of two or 0.
     const OFFSET: u8;
+    /// Where the codes are nothing but nibbles, elements 0–15 in the low ones and 16–31 in the high
+    /// ones, those bytes: a short cut for [`codes`](Self::codes).
+    const NIBBLES: Option<fn(&Self) -> &[u8; 16]> = None;
 
     /// Codes of the elements `32·stretch … 32·stretch + 31`, in order. `stretch` counts within the
     /// block; the formats with 32 elements ignore it.
@@ -196,8 +199,10 @@ fn nibbles(qs: &[u8; 16]) -> [u8; STRETCH] {
 #[inline(always)]
 fn nibbles_5bit(qs: &[u8; 16], qh: [u8; 4]) -> [u8; STRETCH] {
     let mut codes = nibbles(qs);
-    for (i, code) in codes.iter_mut().enumerate() {
-        *code |= (qh[i / 8] >> (i % 8) & 1) << 4;
+    for (codes, byte) in codes.as_chunks_mut::<8>().0.iter_mut().zip(qh) {
+        for (bit, code) in codes.iter_mut().enumerate() {
+            *code |= if byte & (1 << bit) != 0 { 16 } else { 0 };
+        }
     }
     codes
 }
@@ -243,6 +248,7 @@ impl Block for BlockQ4_0 {
     const SUB_BLOCK: usize = 32;
     const CODE_BITS: u32 = 4;
     const OFFSET: u8 = 8;
+    const NIBBLES: Option<fn(&Self) -> &[u8; 16]> = Some(|block| &block.qs);
 
     #[inline(always)]
     fn codes(&self, _: usize) -> [u8; STRETCH] {
@@ -265,6 +271,7 @@ impl Block for BlockQ4_1 {
     const SUB_BLOCK: usize = 32;
     const CODE_BITS: u32 = 4;
     const OFFSET: u8 = 0;
+    const NIBBLES: Option<fn(&Self) -> &[u8; 16]> = Some(|block| &block.qs);
 
     #[inline(always)]
     fn codes(&self, _: usize) -> [u8; STRETCH] {
@@ -334,7 +341,11 @@ impl Block for BlockQ8_0 {
 
     #[inline(always)]
     fn codes(&self, _: usize) -> [u8; STRETCH] {
-        self.qs.map(|q| q ^ 0x80)
+        let mut codes = self.qs;
+        for code in &mut codes {
+            *code ^= 0x80;
+        }
+        codes
     }
 
     #[inline(always)]

@@ -1,0 +1,116 @@
+//! One page of one layer.
+
+use super::{Floats, Geometry};
+use half::f16;
+use kivi_core::{Format, KeyValue, LayerSpec, memory::MeasuredBytes, words_for};
+
+/// `page_tokens` consecutive tokens.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Page {
+    pub(crate) keys: Tensor,
+    pub(crate) values: Tensor,
+    /// Tokens that hold something.
+    pub(crate) filled: KeyValue<usize>,
+    used: bool,
+}
+
+/// The keys or the values of a page.
+#[derive(Clone, Debug)]
+pub(crate) enum Tensor {
+    /// An uncompressed format: keys `[kv_heads, page_tokens / G, head_dim, G]`, values
+    /// `[kv_heads, page_tokens, head_dim]`.
+    Full(Floats),
+    /// Codes, scales and zeros in the order of [`kivi_core::PackedKeys`] and
+    /// [`kivi_core::PackedValues`].
+    Packed {
+        codes: Box<[u32]>,
+        scales: Box<[f16]>,
+        zeros: Box<[f16]>,
+    },
+}
+
+impl Default for Tensor {
+    fn default() -> Self {
+        Self::Packed {
+            codes: Box::default(),
+            scales: Box::default(),
+            zeros: Box::default(),
+        }
+    }
+}
+
+impl Page {
+    pub(super) fn new(spec: &LayerSpec, geometry: &Geometry) -> Self {
+        let Geometry {
+            kv_heads,
+            head_dim,
+            group,
+            page_tokens,
+            ..
+        } = *geometry;
+        let tensor =
+            |format: Format, words: &dyn Fn(kivi_core::Bits) -> usize, params: usize| match format
+                .bits
+            {
+                None => Tensor::Full(Floats::zeroed(format.store, page_tokens * geometry.width())),
+                Some(bits) => Tensor::Packed {
+                    codes: vec![0; kv_heads * words(bits)].into(),
+                    scales: vec![f16::ZERO; kv_heads * params].into(),
+                    zeros: vec![f16::ZERO; kv_heads * params].into(),
+                },
+            };
+        Self {
+            keys: tensor(
+                spec.format.keys,
+                &|bits| words_for(bits, page_tokens) * head_dim,
+                page_tokens / group * head_dim,
+            ),
+            values: tensor(
+                spec.format.values,
+                &|bits| page_tokens * words_for(bits, head_dim),
+                page_tokens * head_dim.div_ceil(group),
+            ),
+            filled: KeyValue::default(),
+            used: false,
+        }
+    }
+
+    /// Marks the page as in use and says whether it was not.
+    pub(super) fn claim(&mut self) -> bool {
+        !std::mem::replace(&mut self.used, true)
+    }
+
+    /// Nobody uses the page any more.
+    pub(super) fn clear(&mut self) {
+        self.used = false;
+        self.filled = KeyValue::default();
+    }
+
+    pub(super) fn measure(&self, geometry: &Geometry, total: &mut MeasuredBytes) {
+        let tensors = [
+            (&self.keys, self.filled.keys),
+            (&self.values, self.filled.values),
+        ];
+        for (tensor, filled) in tensors {
+            // Every part of a page grows in proportion to the tokens in it.
+            let share = |bytes: usize| bytes / geometry.page_tokens * filled;
+            match tensor {
+                Tensor::Full(floats) => {
+                    total.allocated += floats.bytes();
+                    total.full_precision += share(floats.bytes());
+                }
+                Tensor::Packed {
+                    codes,
+                    scales,
+                    zeros,
+                } => {
+                    let codes = size_of_val::<[u32]>(codes);
+                    let params = size_of_val::<[f16]>(scales) + size_of_val::<[f16]>(zeros);
+                    total.allocated += codes + params;
+                    total.codes += codes * filled / geometry.page_tokens;
+                    total.scales_and_zeros += params * filled / geometry.page_tokens;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! Export to and import from the canonical form.
+//!
+//! Within a page the codes are in canonical order already, so whole words are copied; a page's
+//! keys are a run of word rows of the sequence's, and its values a run of tokens.
+
+use crate::cache::{Floats, LayerCache, Page, Tensor};
+use half::f16;
+use kivi_core::{
+    CanonicalLayer, Error, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result,
+    SequenceLayout, expect_len, words_for,
+};
+use std::ops::Range;
+
+/// A run of `length` elements at `page` in a page and at `sequence` in the whole sequence.
+struct Run {
+    page: usize,
+    sequence: usize,
+    length: usize,
+}
+
+impl LayerCache {
+    pub(crate) fn export(&self, group: usize, layout: &SequenceLayout) -> Result<CanonicalLayer> {
+        let (g, format) = (self.geometry, self.spec.format);
+        let quantized = layout.packed.map(|end| end - g.sinks);
+        let shape = |tokens| [g.kv_heads, tokens, g.head_dim];
+        let mut packed_keys = None;
+        if let Some(bits) = format.keys.bits {
+            let mut all = PackedKeys::zeroed(bits, g.group, shape(quantized.keys))?;
+            for (index, tokens) in self.pages_until(quantized.keys) {
+                let page = self.page_at("export", group, layout, index)?;
+                let Tensor::Packed {
+                    codes,
+                    scales,
+                    zeros,
+                } = &page.keys
+                else {
+                    continue;
+                };
+                for run in self.key_code_runs(bits, index, &tokens, quantized.keys) {
+                    all.codes[run.sequence..][..run.length]
+                        .copy_from_slice(&codes[run.page..][..run.length]);
+                }
+                for run in self.key_param_runs(index, &tokens, quantized.keys) {
+                    copy_params([scales, zeros], run, [&mut all.scales, &mut all.zeros]);
+                }
+            }
+            packed_keys = Some(all);
+        }
+        let mut packed_values = None;
+        if let Some(bits) = format.values.bits {
+            let mut all = PackedValues::zeroed(bits, g.group, shape(quantized.values))?;
+            let (words, groups) = (words_for(bits, g.head_dim), g.head_dim.div_ceil(g.group));
+            for (index, tokens) in self.pages_until(quantized.values) {
+                let page = self.page_at("export", group, layout, index)?;
+                let Tensor::Packed {
+                    codes,
+                    scales,
+                    zeros,
+                } = &page.values
+                else {
+                    continue;
+                };
+                for run in self.value_runs(words, index, &tokens, quantized.values) {
+                    all.codes[run.sequence..][..run.length]
+                        .copy_from_slice(&codes[run.page..][..run.length]);
+                }
+                for run in self.value_runs(groups, index, &tokens, quantized.values) {
+                    copy_params([scales, zeros], run, [&mut all.scales, &mut all.zeros]);
+                }
+            }
+            packed_values = Some(all);
+        }
+        let gather = |range: Range<usize>, keys: bool| self.gather(group, layout, range, keys);
+        let first = |packs: bool, kept: usize| if packs { kept } else { g.sinks };
+        let tail = |first: usize| first..layout.tokens.max(first);
+        let in_sinks = || 0..layout.tokens.min(g.sinks);
+        Ok(CanonicalLayer {
+            sinks: KeyValue::new(gather(in_sinks(), true)?, gather(in_sinks(), false)?),
+            full: KeyValue::new(
+                gather(tail(first(packed_keys.is_some(), layout.kept.keys)), true)?,
+                gather(
+                    tail(first(packed_values.is_some(), layout.kept.values)),
+                    false,
+                )?,
+            ),
+            packed_keys,
+            packed_values,
+        })
+    }
+
+    pub(crate) fn import(
+        &mut self,
+        group: usize,
+        layout: &SequenceLayout,
+        contents: &CanonicalLayer,
+    ) -> Result<()> {
+        self.check_import(layout, contents)?;
+        self.make_room(group, layout);
+        let g = self.geometry;
+        let quantized = layout.packed.map(|end| end - g.sinks);
+        if let Some(keys) = &contents.packed_keys {
+            for (index, tokens) in self.pages_until(quantized.keys) {
+                let code_runs = self.key_code_runs(keys.bits, index, &tokens, quantized.keys);
+                let param_runs = self.key_param_runs(index, &tokens, quantized.keys);
+                let page = self.page_at_mut("import", group, layout, index)?;
+                page.filled.keys = tokens.len();
+                let tensor = &mut page.keys;
+                fill(
+                    tensor,
+                    code_runs,
+                    param_runs,
+                    &keys.codes,
+                    [&keys.scales, &keys.zeros],
+                );
+            }
+        }
+        if let Some(values) = &contents.packed_values {
+            let words = words_for(values.bits, g.head_dim);
+            let groups = g.head_dim.div_ceil(g.group);
+            for (index, tokens) in self.pages_until(quantized.values) {
+                let code_runs = self.value_runs(words, index, &tokens, quantized.values);
+                let param_runs = self.value_runs(groups, index, &tokens, quantized.values);
+                let page = self.page_at_mut("import", group, layout, index)?;
+                page.filled.values = tokens.len();
+                let tensor = &mut page.values;
+                fill(
+                    tensor,
+                    code_runs,
+                    param_runs,
+                    &values.codes,
+                    [&values.scales, &values.zeros],
+                );
+            }
+        }
+        for (tokens, keys) in [
+            (&contents.sinks.keys, true),
+            (&contents.full.keys, true),
+            (&contents.sinks.values, false),
+            (&contents.full.values, false),
+        ] {
+            self.scatter(group, layout, tokens, keys)?;
+        }
+        Ok(())
+    }
+
+    /// Page indices and, of each, the tokens that lie before `tokens` after the sinks.
+    fn pages_until(&self, tokens: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let page_tokens = self.geometry.page_tokens;
+        (0..tokens.div_ceil(page_tokens)).map(move |index| {
+            let start = index * page_tokens;
+            (index, 0..page_tokens.min(tokens - start))
+        })
+    }
+
+    fn key_code_runs(
+        &self,
+        bits: kivi_core::Bits,
+        index: usize,
+        tokens: &Range<usize>,
+        total: usize,
+    ) -> Vec<Run> {
+        let g = self.geometry;
+        let rows = |tokens| words_for(bits, tokens);
+        self.runs(
+            rows(g.page_tokens),
+            rows(total),
+            rows(index * g.page_tokens),
+            rows(tokens.len()),
+            g.head_dim,
+        )
+    }
+
+    fn key_param_runs(&self, index: usize, tokens: &Range<usize>, total: usize) -> Vec<Run> {
+        let g = self.geometry;
+        let rows = |tokens: usize| tokens / g.group;
+        self.runs(
+            rows(g.page_tokens),
+            rows(total),
+            rows(index * g.page_tokens),
+            rows(tokens.len()),
+            g.head_dim,
+        )
+    }
+
+    fn value_runs(
+        &self,
+        row: usize,
+        index: usize,
+        tokens: &Range<usize>,
+        total: usize,
+    ) -> Vec<Run> {
+        let g = self.geometry;
+        self.runs(
+            g.page_tokens,
+            total,
+            index * g.page_tokens,
+            tokens.len(),
+            row,
+        )
+    }
+
+    /// One run of `count` rows per head: a page has `page_rows` rows to a head, the sequence
+    /// `total_rows`, and the page's first is the sequence's `first`.
+    fn runs(
+        &self,
+        page_rows: usize,
+        total_rows: usize,
+        first: usize,
+        count: usize,
+        row: usize,
+    ) -> Vec<Run> {
+        let run = |head: usize| Run {
+            page: head * page_rows * row,
+            sequence: (head * total_rows + first) * row,
+            length: count * row,
+        };
+        (0..self.geometry.kv_heads).map(run).collect()
+    }
+
+    fn page_at(
+        &self,
+        operation: &'static str,
+        group: usize,
+        layout: &SequenceLayout,
+        index: usize,
+    ) -> Result<&Page> {
+        self.page(operation, page_id(operation, group, layout, index)?)
+    }
+
+    fn page_at_mut(
+        &mut self,
+        operation: &'static str,
+        group: usize,
+        layout: &SequenceLayout,
+        index: usize,
+    ) -> Result<&mut Page> {
+        self.page_mut(operation, page_id(operation, group, layout, index)?)
+    }
+
+    /// Where a full-precision token lies: its buffer, the index of its first channel in head
+    /// `head`, and the distance between channels.
+    fn full_token<'a>(
+        &self,
+        slot: &'a crate::cache::Slot,
+        page: Option<&'a Page>,
+        (keys, head, position): (bool, usize, usize),
+    ) -> (&'a Floats, usize, usize) {
+        let g = &self.geometry;
+        if position < g.sinks {
+            return match keys {
+                true => (
+                    &slot.sinks.keys,
+                    head * g.head_dim * g.sinks + position,
+                    g.sinks,
+                ),
+                false => (
+                    &slot.sinks.values,
+                    g.value_index(g.sinks, head, position),
+                    1,
+                ),
+            };
+        }
+        let token = g.locate(position).1;
+        match (
+            keys,
+            page.map(|page| if keys { &page.keys } else { &page.values }),
+        ) {
+            (true, Some(Tensor::Full(floats))) => (
+                floats,
+                g.key_index(g.page_tokens / g.group, head, token),
+                g.group,
+            ),
+            (false, Some(Tensor::Full(floats))) => {
+                (floats, g.value_index(g.page_tokens, head, token), 1)
+            }
+            (true, _) => (&slot.ring.keys, slot.key_index(head, position), g.group),
+            (false, _) => (&slot.ring.values, slot.value_index(head, position), 1),
+        }
+    }
+
+    fn gather(
+        &self,
+        group: usize,
+        layout: &SequenceLayout,
+        range: Range<usize>,
+        keys: bool,
+    ) -> Result<FullTokens> {
+        let g = &self.geometry;
+        let slot = self.slot("export", layout.slot)?;
+        let mut data = Vec::with_capacity(range.len() * g.width());
+        for head in 0..g.kv_heads {
+            for position in range.clone() {
+                let page = self.full_page(group, layout, position, keys)?;
+                let (floats, first, stride) = self.full_token(slot, page, (keys, head, position));
+                data.extend((0..g.head_dim).map(|channel| floats.get(first + channel * stride)));
+            }
+        }
+        Ok(FullTokens {
+            first: range.start,
+            tokens: range.len(),
+            data,
+        })
+    }
+
+    /// The page of a token of an uncompressed format.
+    fn full_page(
+        &self,
+        group: usize,
+        layout: &SequenceLayout,
+        position: usize,
+        keys: bool,
+    ) -> Result<Option<&Page>> {
+        let format = if keys {
+            self.spec.format.keys
+        } else {
+            self.spec.format.values
+        };
+        if position < self.geometry.sinks || format.bits.is_some() {
+            return Ok(None);
+        }
+        let index = self.geometry.locate(position).0;
+        self.page_at("export", group, layout, index).map(Some)
+    }
+
+    fn scatter(
+        &mut self,
+        group: usize,
+        layout: &SequenceLayout,
+        tokens: &FullTokens,
+        keys: bool,
+    ) -> Result<()> {
+        let g = self.geometry;
+        let format = if keys {
+            self.spec.format.keys
+        } else {
+            self.spec.format.values
+        };
+        for t in 0..tokens.tokens {
+            let position = tokens.first + t;
+            for head in 0..g.kv_heads {
+                let from = (head * tokens.tokens + t) * g.head_dim;
+                let row = &tokens.data[from..from + g.head_dim];
+                if position >= g.sinks && format.bits.is_none() {
+                    let (index, token) = g.locate(position);
+                    let page = self.page_at_mut("import", group, layout, index)?;
+                    let tiles = g.page_tokens / g.group;
+                    let (tensor, filled, first, stride) = match keys {
+                        true => {
+                            let first = g.key_index(tiles, head, token);
+                            (&mut page.keys, &mut page.filled.keys, first, g.group)
+                        }
+                        false => {
+                            let first = g.value_index(g.page_tokens, head, token);
+                            (&mut page.values, &mut page.filled.values, first, 1)
+                        }
+                    };
+                    *filled = token + 1;
+                    if let Tensor::Full(floats) = tensor {
+                        floats.write(first, stride, row);
+                    }
+                    continue;
+                }
+                let slot = self.slot_mut("import", layout.slot)?;
+                let (floats, first, stride) = match (keys, position < g.sinks) {
+                    (true, true) => {
+                        let first = head * g.head_dim * g.sinks + position;
+                        (&mut slot.sinks.keys, first, g.sinks)
+                    }
+                    (false, true) => (
+                        &mut slot.sinks.values,
+                        g.value_index(g.sinks, head, position),
+                        1,
+                    ),
+                    (true, false) => {
+                        let first = slot.key_index(head, position);
+                        (&mut slot.ring.keys, first, g.group)
+                    }
+                    (false, false) => {
+                        let first = slot.value_index(head, position);
+                        (&mut slot.ring.values, first, 1)
+                    }
+                };
+                floats.write(first, stride, row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the contents have exactly the shape of the layout.
+    fn check_import(&self, layout: &SequenceLayout, contents: &CanonicalLayer) -> Result<()> {
+        let (g, format) = (self.geometry, self.spec.format);
+        let refuse = |what: &str| {
+            Err(Error::request(
+                "import",
+                format!("{what} do not fit the layer"),
+            ))
+        };
+        let quantized = layout.packed.map(|end| end - g.sinks);
+        let shape = (g.group, g.kv_heads, g.head_dim);
+        match (format.keys.bits, &contents.packed_keys) {
+            (None, None) => {}
+            (Some(bits), Some(k))
+                if k.bits == bits
+                    && (k.group_size, k.kv_heads, k.head_dim) == shape
+                    && k.tokens == quantized.keys =>
+            {
+                let empty = PackedKeys::zeroed(bits, g.group, [g.kv_heads, k.tokens, g.head_dim])?;
+                expect_len("import", "key codes", k.codes.len(), empty.codes.len())?;
+                expect_len("import", "key scales", k.scales.len(), empty.scales.len())?;
+                expect_len("import", "key zeros", k.zeros.len(), empty.zeros.len())?;
+            }
+            _ => return refuse("quantized keys"),
+        }
+        match (format.values.bits, &contents.packed_values) {
+            (None, None) => {}
+            (Some(bits), Some(v))
+                if v.bits == bits
+                    && (v.group_size, v.kv_heads, v.head_dim) == shape
+                    && v.tokens == quantized.values =>
+            {
+                let empty =
+                    PackedValues::zeroed(bits, g.group, [g.kv_heads, v.tokens, g.head_dim])?;
+                expect_len("import", "value codes", v.codes.len(), empty.codes.len())?;
+                expect_len("import", "value scales", v.scales.len(), empty.scales.len())?;
+                expect_len("import", "value zeros", v.zeros.len(), empty.zeros.len())?;
+            }
+            _ => return refuse("quantized values"),
+        }
+        let first = |bits: Option<_>, kept: usize| if bits.is_some() { kept } else { g.sinks };
+        let tails = [
+            (
+                &contents.full.keys,
+                first(format.keys.bits, layout.kept.keys),
+            ),
+            (
+                &contents.full.values,
+                first(format.values.bits, layout.kept.values),
+            ),
+            (&contents.sinks.keys, 0),
+            (&contents.sinks.values, 0),
+        ];
+        for (i, (tokens, first)) in tails.into_iter().enumerate() {
+            let end = if i < 2 {
+                layout.tokens.max(first)
+            } else {
+                layout.tokens.min(g.sinks)
+            };
+            if tokens.first != first || first + tokens.tokens != end {
+                return refuse("full-precision tokens");
+            }
+            expect_len(
+                "import",
+                "tokens",
+                tokens.data.len(),
+                tokens.tokens * g.width(),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn page_id(
+    operation: &'static str,
+    group: usize,
+    layout: &SequenceLayout,
+    index: usize,
+) -> Result<PageId> {
+    match layout.tables[group].get(index) {
+        Some(&page) if page != PageId::DROPPED => Ok(page),
+        _ => Err(Error::request(
+            operation,
+            format!("page {index} was given up"),
+        )),
+    }
+}
+
+fn copy_params([scales, zeros]: [&[f16]; 2], run: Run, [to_scales, to_zeros]: [&mut [f16]; 2]) {
+    to_scales[run.sequence..][..run.length].copy_from_slice(&scales[run.page..][..run.length]);
+    to_zeros[run.sequence..][..run.length].copy_from_slice(&zeros[run.page..][..run.length]);
+}
+
+fn fill(
+    tensor: &mut Tensor,
+    code_runs: Vec<Run>,
+    param_runs: Vec<Run>,
+    from: &[u32],
+    [from_scales, from_zeros]: [&[f16]; 2],
+) {
+    let Tensor::Packed {
+        codes,
+        scales,
+        zeros,
+    } = tensor
+    else {
+        return;
+    };
+    for run in code_runs {
+        codes[run.page..][..run.length].copy_from_slice(&from[run.sequence..][..run.length]);
+    }
+    for run in param_runs {
+        scales[run.page..][..run.length]
+            .copy_from_slice(&from_scales[run.sequence..][..run.length]);
+        zeros[run.page..][..run.length].copy_from_slice(&from_zeros[run.sequence..][..run.length]);
+    }
+}

@@ -1,0 +1,104 @@
+//! The CPU backend of kivi: the default, and the one every machine has.
+//!
+//! Attention reads the packed codes tile by tile; the dequantized cache never exists. Work is
+//! spread over a pool of threads, and vector instructions are chosen at run time (see the `isa`
+//! module and [`Isa`]). A row's result is bit-identical for any batch, any cut of the work into
+//! steps and any number of threads: every sum has a fixed order that depends on positions only.
+
+#[cfg(target_endian = "big")]
+compile_error!("kivi-cpu reads model files and caches in place and needs a little-endian target");
+
+mod attend;
+mod cache;
+mod cache_backend;
+mod canonical;
+mod dense;
+mod isa;
+mod linear;
+mod quantize;
+
+pub use cache::Cache;
+pub use isa::Isa;
+pub use linear::Weight;
+
+use kivi_core::{Error, Result};
+use std::sync::Arc;
+
+/// Name on the command line and in errors.
+const NAME: &str = "cpu";
+
+/// The CPU backend: an instruction set and a pool of threads.
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    isa: Isa,
+    threads: Arc<rayon::ThreadPool>,
+}
+
+impl Cpu {
+    /// A backend on `threads` threads, 0 for one per core, with the best instruction set of this
+    /// processor or that of `KIVI_CPU_ISA`.
+    ///
+    /// # Errors
+    /// When the threads cannot be started or the environment variable does not fit.
+    pub fn new(threads: usize) -> Result<Self> {
+        Self::with_isa(threads, Isa::detect()?)
+    }
+
+    /// A backend with a given instruction set.
+    ///
+    /// # Errors
+    /// When the threads cannot be started.
+    pub fn with_isa(threads: usize, isa: Isa) -> Result<Self> {
+        let name = |index| format!("kivi-cpu-{index}");
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(name)
+            .build();
+        let source = |source: rayon::ThreadPoolBuildError| Error::Device {
+            backend: NAME,
+            operation: "start threads",
+            source: Box::new(source),
+        };
+        Ok(Self {
+            isa,
+            threads: Arc::new(pool.map_err(source)?),
+        })
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.threads.current_num_threads()
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+}
+
+/// A matrix of f32, `[rows, width]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matrix {
+    rows: usize,
+    width: usize,
+    data: Vec<f32>,
+}
+
+impl Matrix {
+    fn zeroed(rows: usize, width: usize) -> Self {
+        Self {
+            rows,
+            width,
+            data: vec![0.0; rows * width],
+        }
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.width..(row + 1) * self.width]
+    }
+
+    fn expect(&self, operation: &'static str, rows: usize, width: usize) -> Result<()> {
+        kivi_core::expect_len(operation, "rows", self.rows, rows)?;
+        kivi_core::expect_len(operation, "width", self.width, width)
+    }
+}
