@@ -9,6 +9,8 @@ mod attend;
 mod cache;
 mod cache_backend;
 mod dense;
+#[cfg(feature = "parity")]
+pub mod parity;
 
 pub use cache::Cache;
 pub use dense::Weight;

@@ -150,15 +150,14 @@ impl Sequence {
         let (packed, kept) = (policy.packed(state), policy.kept(state));
         check_policy(spec, state, self.packed, packed, kept)?;
 
-        let base = policy.residual_capacity();
-        let room = |end: usize, first: usize| end.saturating_sub(first.max(sinks));
-        let capacity_after = match &open {
-            Some(segment) => base
-                .zip(kept)
-                .map(|(base, kept)| base.max(room(segment.end, kept))),
-            None => base,
-        };
-        let held = self.kept.map(|kept| room(after, kept));
+        let room = |end: usize, first: usize| end.saturating_sub(first);
+        let mut capacity_after = policy.residual_capacity();
+        if let Some(segment) = &open {
+            let needed = kept.map(|kept| room(segment.end, kept));
+            capacity_after = capacity_after.zip(needed).map(|(a, b)| a.max(b));
+        }
+        let capacity_after = spec.whole_groups(capacity_after);
+        let held = spec.whole_groups(self.kept.map(|kept| room(after, kept)));
         let capacity_during = capacity_after.zip(held).map(|(a, b)| a.max(b));
         let capacity_during = capacity_during.zip(self.capacity).map(|(a, b)| a.max(b));
 

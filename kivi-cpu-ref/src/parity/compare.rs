@@ -1,0 +1,159 @@
+//! Comparing a backend with the reference.
+
+use super::{Case, Cut, RunResult, SequenceData, run};
+use crate::CpuRef;
+use kivi_core::{CacheBackend, memory::MeasuredBytes};
+
+/// What a comparison found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Report {
+    /// Rows compared.
+    pub rows: usize,
+    /// The largest error as a share of what is tolerated.
+    pub worst: f32,
+}
+
+/// Runs a case on a backend and on the reference.
+///
+/// # Errors
+/// A text that says what differs and where.
+pub fn check<B: CacheBackend>(backend: &B, case: &Case) -> Result<Report, String> {
+    let sequences = case.sequences.iter().enumerate();
+    let data: Vec<_> = sequences
+        .map(|(i, &sequence)| SequenceData::new(case, i, sequence))
+        .collect();
+    let expected = run(&CpuRef, case, &data, Cut::PLAIN).map_err(|e| format!("reference: {e}"))?;
+    let found = run(backend, case, &data, case.cut).map_err(|error| error.to_string())?;
+    compare_layers(&expected, &found)?;
+    compare_bytes(case, &expected, "reference")?;
+    compare_bytes(case, &found, "backend")?;
+    compare_outputs(case, &data, &expected, &found)
+}
+
+/// The largest error of one output element that rounding explains, `u = 2⁻²⁴` being the unit
+/// roundoff of f32.
+///
+/// A logit is a sum of `D` products; with `q·(s∘c + z)` evaluated as `(q∘s)·c + q·z` its terms are
+/// bounded by `|q_d| · 3 max_j |k_jd|`, so with `A` the sum of those bounds, times the scale, it is
+/// off by at most `(D + 8)·u·A`. Weights are off by as much relative to themselves, plus a few units
+/// for the exponential and one per term of the sums over `n` tokens; the reference is off by as much
+/// again.
+pub fn tolerance(head_dim: usize, tokens: usize, logit_bound: f32, largest_value: f32) -> f32 {
+    let u = 2f32.powi(-24);
+    // A group's reconstruction reaches at most three times the largest value, as for keys.
+    let weights = (head_dim as f32 + 8.0) * logit_bound + tokens as f32 + 16.0;
+    2.0 * 2.0 * weights * u * 3.0 * largest_value
+}
+
+fn compare_layers(expected: &RunResult, found: &RunResult) -> Result<(), String> {
+    if expected.layers.len() != found.layers.len() {
+        return Err("different pages were given up".into());
+    }
+    for (sequence, (a, b)) in expected.layers.iter().zip(&found.layers).enumerate() {
+        let different = |what: &str| Err(format!("sequence {sequence}: {what} differ"));
+        match (&a.packed_keys, &b.packed_keys) {
+            (Some(a), Some(b)) if a.codes != b.codes => return different("key codes"),
+            (Some(a), Some(b)) if bits(&a.scales) != bits(&b.scales) => {
+                return different("key scales");
+            }
+            (Some(a), Some(b)) if bits(&a.zeros) != bits(&b.zeros) => {
+                return different("key zeros");
+            }
+            (Some(_), Some(_)) | (None, None) => {}
+            _ => return different("key formats"),
+        }
+        match (&a.packed_values, &b.packed_values) {
+            (Some(a), Some(b)) if a.codes != b.codes => return different("value codes"),
+            (Some(a), Some(b)) if bits(&a.scales) != bits(&b.scales) => {
+                return different("value scales");
+            }
+            (Some(a), Some(b)) if bits(&a.zeros) != bits(&b.zeros) => {
+                return different("value zeros");
+            }
+            (Some(_), Some(_)) | (None, None) => {}
+            _ => return different("value formats"),
+        }
+        if a.full != b.full || a.sinks != b.sinks {
+            return different("full-precision tokens");
+        }
+    }
+    Ok(())
+}
+
+fn bits(x: &[impl Copy + Into<f32>]) -> Vec<u32> {
+    x.iter().map(|&x| x.into().to_bits()).collect()
+}
+
+/// The memory model's prediction, to the byte. Pages that a window gave up stay allocated.
+fn compare_bytes(case: &Case, result: &RunResult, who: &str) -> Result<(), String> {
+    let mut measured = result.measured;
+    let predicted = MeasuredBytes::from(result.predicted);
+    if case.window.is_some() {
+        measured.allocated = measured.allocated.min(predicted.allocated);
+    }
+    if measured == predicted {
+        return Ok(());
+    }
+    Err(format!(
+        "{who}: {measured:?} measured, {predicted:?} predicted"
+    ))
+}
+
+fn compare_outputs(
+    case: &Case,
+    data: &[SequenceData],
+    expected: &RunResult,
+    found: &RunResult,
+) -> Result<Report, String> {
+    let (head_dim, width) = (case.head_dim, case.kv_heads * case.head_dim);
+    let heads = case.kv_heads * case.head_group;
+    let scale = case.attention().scale;
+    let mut report = Report::default();
+    for (sequence, (a, b)) in expected.outputs.iter().zip(&found.outputs).enumerate() {
+        if a.len() != b.len() {
+            return Err(format!(
+                "sequence {sequence}: {} outputs, not {}",
+                b.len(),
+                a.len()
+            ));
+        }
+        let data = &data[sequence];
+        let column_max = |x: &[f32], channel: usize| {
+            x.iter()
+                .skip(channel)
+                .step_by(width)
+                .fold(0f32, |max, x| max.max(x.abs()))
+        };
+        let largest: Vec<f32> = (0..width)
+            .map(|channel| column_max(&data.keys, channel))
+            .collect();
+        let largest_value = data.values.iter().fold(0f32, |max, x| max.max(x.abs()));
+        for (vector, (a, b)) in a.chunks(head_dim).zip(b.chunks(head_dim)).enumerate() {
+            let (token, head) = (vector / heads, vector % heads);
+            let kv_head = head / case.head_group;
+            let query = &data.queries[vector * head_dim..][..head_dim];
+            let bounds = &largest[kv_head * head_dim..][..head_dim];
+            let bound: f32 = query
+                .iter()
+                .zip(bounds)
+                .map(|(q, k)| q.abs() * 3.0 * k)
+                .sum();
+            let allowed = tolerance(head_dim, token + 1, bound * scale, largest_value);
+            for (channel, (a, b)) in a.iter().zip(b).enumerate() {
+                let error = (a - b).abs();
+                // Also false for NaN.
+                if !(error <= allowed) {
+                    return Err(format!(
+                        "sequence {sequence}, token {token}, head {head}, channel {channel}: {b}, \
+                         expected {a} within {allowed:e}"
+                    ));
+                }
+                if allowed > 0.0 {
+                    report.worst = report.worst.max(error / allowed);
+                }
+            }
+            report.rows += usize::from(head == 0);
+        }
+    }
+    Ok(report)
+}
