@@ -199,10 +199,10 @@ fn nibbles(qs: &[u8; 16]) -> [u8; STRETCH] {
 #[inline(always)]
 fn nibbles_5bit(qs: &[u8; 16], qh: [u8; 4]) -> [u8; STRETCH] {
     let mut codes = nibbles(qs);
-    for (codes, byte) in codes.as_chunks_mut::<8>().0.iter_mut().zip(qh) {
-        for (bit, code) in codes.iter_mut().enumerate() {
-            *code |= if byte & (1 << bit) != 0 { 16 } else { 0 };
-        }
+    let [a, b, c, d] = qh.map(|byte| [byte; 8]);
+    let spread = [a, b, c, d];
+    for (i, (code, byte)) in codes.iter_mut().zip(spread.as_flattened()).enumerate() {
+        *code |= if byte & (1 << (i % 8)) != 0 { 16 } else { 0 };
     }
     codes
 }
@@ -235,10 +235,7 @@ fn scale_min_6bit(bytes: &[u8; 12], s: usize) -> (f32, f32) {
         (bytes[s] & 63, bytes[s + 4] & 63)
     } else {
         let low = bytes[s + 4];
-        (
-            low & 15 | (bytes[s - 4] >> 6) << 4,
-            low >> 4 | (bytes[s] >> 6) << 4,
-        )
+        (low & 15 | (bytes[s - 4] >> 6) << 4, low >> 4 | (bytes[s] >> 6) << 4)
     };
     (scale.into(), min.into())
 }
@@ -378,10 +375,7 @@ impl Block for BlockQ2K {
     #[inline(always)]
     fn affine(&self, scale: f32, min: f32, sub: usize) -> (f32, f32) {
         let packed = self.scales[sub];
-        (
-            scale * f32::from(packed & 15),
-            -(min * f32::from(packed >> 4)),
-        )
+        (scale * f32::from(packed & 15), -(min * f32::from(packed >> 4)))
     }
 }
 

@@ -21,10 +21,7 @@ impl WeightData {
         const OPERATION: &str = "dequantize row";
         let [rows, columns] = self.shape;
         if row >= rows {
-            return Err(Error::request(
-                OPERATION,
-                format!("row {row} of a tensor of {rows} rows"),
-            ));
+            return Err(Error::request(OPERATION, format!("row {row} of a tensor of {rows} rows")));
         }
         expect_len(OPERATION, "out", out.len(), columns)?;
         let bytes = self.row(row);
@@ -57,16 +54,12 @@ fn floats<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N])
 
 /// Quantized blocks, 32 elements at a time.
 fn blocks<B: Block>(bytes: &[u8], out: &mut [f32]) {
-    let blocks = bytes
-        .chunks_exact(size_of::<B>())
-        .map(bytemuck::from_bytes::<B>);
+    let blocks = bytes.chunks_exact(size_of::<B>()).map(bytemuck::from_bytes::<B>);
     for (block, out) in blocks.zip(out.chunks_exact_mut(B::FORMAT.block_elements())) {
         let [scale, min] = block.header().map(|bits| f16::from_bits(bits).to_f32());
         for (stretch, out) in out.chunks_exact_mut(STRETCH).enumerate() {
             let codes = block.codes(stretch);
-            let subs = out
-                .chunks_exact_mut(B::SUB_BLOCK)
-                .zip(codes.chunks_exact(B::SUB_BLOCK));
+            let subs = out.chunks_exact_mut(B::SUB_BLOCK).zip(codes.chunks_exact(B::SUB_BLOCK));
             for (i, (out, codes)) in subs.enumerate() {
                 let (scale, min) = block.affine(scale, min, STRETCH / B::SUB_BLOCK * stretch + i);
                 for (out, &code) in out.iter_mut().zip(codes) {

@@ -1,0 +1,257 @@
+//! The vector operations in AVX2, FMA and F16C.
+
+use super::Kernel;
+use super::simd::{Bytes32, LANES, Simd};
+use std::arch::x86_64::*;
+
+/// Proof that this processor has AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// `None` where the processor or the operating system lacks one of them.
+    pub(crate) fn new() -> Option<Self> {
+        let detected = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        detected.then_some(Self(()))
+    }
+}
+
+/// Runs `kernel` in code compiled for the instruction set.
+#[inline]
+pub(super) fn run<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn shell<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+        kernel.run(simd)
+    }
+    // SAFETY: an `Avx2` exists only where these features were detected.
+    unsafe { shell(simd, kernel) }
+}
+
+/// Evaluates intrinsics inside a method of [`Avx2`].
+macro_rules! avx2 {
+    ($($body:tt)*) => {
+        // SAFETY: `self` exists only where avx2, fma and f16c were detected; loads and stores go
+        // through references to arrays of exactly the size they touch and need no alignment.
+        unsafe { $($body)* }
+    };
+}
+
+impl Simd for Avx2 {
+    type F32 = __m256;
+    type I32 = __m256i;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F32 {
+        avx2! { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> Self::F32 {
+        avx2! { _mm256_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, x: Self::F32, out: &mut [f32; LANES]) {
+        avx2! { _mm256_storeu_ps(out.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn load_le(self, x: &[[u8; 4]; LANES]) -> Self::F32 {
+        avx2! { _mm256_loadu_ps(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn load_f16_le(self, x: &[[u8; 2]; LANES]) -> Self::F32 {
+        avx2! { _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16_le(self, x: &[[u8; 2]; LANES]) -> Self::F32 {
+        avx2! {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        avx2! { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        avx2! { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        avx2! { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        avx2! { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        avx2! { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        avx2! { _mm256_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sum(self, x: Self::F32) -> f32 {
+        avx2! {
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        }
+    }
+
+    #[inline(always)]
+    fn splat_u32(self, x: u32) -> Self::I32 {
+        avx2! { _mm256_set1_epi32(x.cast_signed()) }
+    }
+
+    #[inline(always)]
+    fn load_u32(self, x: &[u32; LANES]) -> Self::I32 {
+        avx2! { _mm256_loadu_si256(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn shr(self, x: Self::I32, by: u32) -> Self::I32 {
+        avx2! { _mm256_srl_epi32(x, _mm_cvtsi32_si128((by & 31).cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn shr_lanes(self, x: Self::I32, by: Self::I32) -> Self::I32 {
+        avx2! { _mm256_srlv_epi32(x, by) }
+    }
+
+    #[inline(always)]
+    fn shl(self, x: Self::I32, by: u32) -> Self::I32 {
+        avx2! { _mm256_sll_epi32(x, _mm_cvtsi32_si128((by & 31).cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        avx2! { _mm256_and_si256(a, b) }
+    }
+
+    #[inline(always)]
+    fn add_u32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        avx2! { _mm256_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub_u32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        avx2! { _mm256_sub_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn i32_to_f32(self, x: Self::I32) -> Self::F32 {
+        avx2! { _mm256_cvtepi32_ps(x) }
+    }
+
+    #[inline(always)]
+    fn bits_to_f32(self, x: Self::I32) -> Self::F32 {
+        avx2! { _mm256_castsi256_ps(x) }
+    }
+
+    #[inline(always)]
+    fn f32_to_bits(self, x: Self::F32) -> Self::I32 {
+        avx2! { _mm256_castps_si256(x) }
+    }
+
+    /// Multiplies unsigned by signed bytes and adds pairs in 16 bits (`vpmaddubsw`), several steps
+    /// before widening: as many as cannot overflow, `15·127·2·8`, `31·127·2·4` and `63·127·2·2` all
+    /// being below 2¹⁵. Signed codes move their sign to `x` first: `128·127·2` fits, once.
+    #[inline(always)]
+    fn dot_codes<const STEPS: usize>(
+        self,
+        bits: u32,
+        w: &[Bytes32; STEPS],
+        x: &[[i8; 4]; STEPS],
+    ) -> Self::I32 {
+        let depth = match bits {
+            0..=4 => 8,
+            5 => 4,
+            6 => 2,
+            _ => 1,
+        };
+        avx2! {
+            let mut total = _mm256_setzero_si256();
+            let mut pairs = _mm256_setzero_si256();
+            for step in 0..STEPS {
+                let w = _mm256_loadu_si256(w[step].0.as_ptr().cast());
+                let x = _mm256_set1_epi32(x[step].as_ptr().cast::<i32>().read_unaligned());
+                let products = if bits == 8 {
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+                } else {
+                    _mm256_maddubs_epi16(w, x)
+                };
+                pairs = _mm256_add_epi16(pairs, products);
+                if (step + 1).is_multiple_of(depth) || step + 1 == STEPS {
+                    total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+                    pairs = _mm256_setzero_si256();
+                }
+            }
+            total
+        }
+    }
+
+    /// An 8×8 transposition of 32-bit elements: rows `o` and `o + 4` share a register from the load
+    /// on, so that no shuffle crosses the 128-bit halves.
+    #[inline(always)]
+    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]) {
+        for half in 0..2 {
+            let row = |row: usize| &rows[row].0.as_chunks::<16>().0[half];
+            let (low, high) = ([row(0), row(1), row(2), row(3)], [row(4), row(5), row(6), row(7)]);
+            for (i, step) in self.interleave16(low, high).into_iter().enumerate() {
+                avx2! { _mm256_storeu_si256(out[4 * half + i].0.as_mut_ptr().cast(), step) }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]) {
+        let [a, b, c, d, e, f, g, h] = rows;
+        let steps = self.interleave16([a, b, c, d], [e, f, g, h]);
+        for (i, step) in steps.into_iter().enumerate() {
+            avx2! {
+                let mask = _mm256_set1_epi8(15);
+                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(step), mask);
+                _mm256_storeu_si256(out[i].0.as_mut_ptr().cast(), _mm256_and_si256(step, mask));
+                _mm256_storeu_si256(out[i + 4].0.as_mut_ptr().cast(), high);
+            }
+        }
+    }
+}
+
+impl Avx2 {
+    /// Four steps of four bytes of eight rows: the rows `low` in the low 128 bits, `high` above.
+    #[inline(always)]
+    fn interleave16(self, low: [&[u8; 16]; 4], high: [&[u8; 16]; 4]) -> [__m256i; 4] {
+        avx2! {
+            let load = |i: usize| {
+                let row = _mm256_castsi128_si256(_mm_loadu_si128(low[i].as_ptr().cast()));
+                _mm256_inserti128_si256::<1>(row, _mm_loadu_si128(high[i].as_ptr().cast()))
+            };
+            let [a, b, c, d] = [load(0), load(1), load(2), load(3)];
+            let [ab, cd] = [_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d)];
+            let [ab_high, cd_high] = [_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d)];
+            [
+                _mm256_unpacklo_epi64(ab, cd),
+                _mm256_unpackhi_epi64(ab, cd),
+                _mm256_unpacklo_epi64(ab_high, cd_high),
+                _mm256_unpackhi_epi64(ab_high, cd_high),
+            ]
+        }
+    }
+}

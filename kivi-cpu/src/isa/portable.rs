@@ -1,0 +1,186 @@
+//! The vector operations in plain Rust: for processors without a port, and the oracle of the others.
+
+use super::simd::{Bytes32, LANES, Simd};
+use half::{bf16, f16};
+
+/// Token of the instruction set every processor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Portable;
+
+/// A vector from a function of the lane; a loop, because `array::from_fn` is not always inlined.
+#[inline(always)]
+fn lanes<T: Copy + Default>(f: impl Fn(usize) -> T) -> [T; LANES] {
+    let mut out = [T::default(); LANES];
+    for (lane, out) in out.iter_mut().enumerate() {
+        *out = f(lane);
+    }
+    out
+}
+
+impl Simd for Portable {
+    type F32 = [f32; LANES];
+    type I32 = [u32; LANES];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F32 {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> Self::F32 {
+        *x
+    }
+
+    #[inline(always)]
+    fn store(self, x: Self::F32, out: &mut [f32; LANES]) {
+        *out = x;
+    }
+
+    #[inline(always)]
+    fn load_le(self, x: &[[u8; 4]; LANES]) -> Self::F32 {
+        lanes(|i| f32::from_le_bytes(x[i]))
+    }
+
+    #[inline(always)]
+    fn load_f16_le(self, x: &[[u8; 2]; LANES]) -> Self::F32 {
+        lanes(|i| f16::from_le_bytes(x[i]).to_f32_const())
+    }
+
+    #[inline(always)]
+    fn load_bf16_le(self, x: &[[u8; 2]; LANES]) -> Self::F32 {
+        lanes(|i| bf16::from_le_bytes(x[i]).to_f32_const())
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        lanes(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        lanes(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        lanes(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        lanes(|i| a[i] * b[i] + c[i])
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        lanes(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        lanes(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn sum(self, x: Self::F32) -> f32 {
+        ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
+    }
+
+    #[inline(always)]
+    fn splat_u32(self, x: u32) -> Self::I32 {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn load_u32(self, x: &[u32; LANES]) -> Self::I32 {
+        *x
+    }
+
+    #[inline(always)]
+    fn shr(self, x: Self::I32, by: u32) -> Self::I32 {
+        lanes(|i| x[i] >> (by & 31))
+    }
+
+    #[inline(always)]
+    fn shr_lanes(self, x: Self::I32, by: Self::I32) -> Self::I32 {
+        lanes(|i| x[i] >> (by[i] & 31))
+    }
+
+    #[inline(always)]
+    fn shl(self, x: Self::I32, by: u32) -> Self::I32 {
+        lanes(|i| x[i] << (by & 31))
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        lanes(|i| a[i] & b[i])
+    }
+
+    #[inline(always)]
+    fn add_u32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        lanes(|i| a[i].wrapping_add(b[i]))
+    }
+
+    #[inline(always)]
+    fn sub_u32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        lanes(|i| a[i].wrapping_sub(b[i]))
+    }
+
+    #[inline(always)]
+    fn i32_to_f32(self, x: Self::I32) -> Self::F32 {
+        lanes(|i| x[i].cast_signed() as f32)
+    }
+
+    #[inline(always)]
+    fn bits_to_f32(self, x: Self::I32) -> Self::F32 {
+        lanes(|i| f32::from_bits(x[i]))
+    }
+
+    #[inline(always)]
+    fn f32_to_bits(self, x: Self::F32) -> Self::I32 {
+        lanes(|i| x[i].to_bits())
+    }
+
+    #[inline(always)]
+    fn dot_codes<const STEPS: usize>(
+        self,
+        bits: u32,
+        w: &[Bytes32; STEPS],
+        x: &[[i8; 4]; STEPS],
+    ) -> Self::I32 {
+        // Sums of two products, a form that compilers know an instruction for.
+        let mut pairs = [0i32; 2 * LANES];
+        for (Bytes32(w), x) in w.iter().zip(x) {
+            let product = |i: usize| {
+                let w = if bits == 8 { w[i].cast_signed().into() } else { i16::from(w[i]) };
+                i32::from(w) * i32::from(x[i % 4])
+            };
+            for (i, pair) in pairs.iter_mut().enumerate() {
+                *pair += product(2 * i) + product(2 * i + 1);
+            }
+        }
+        let total = pairs.as_chunks::<2>().0;
+        lanes(|i| (total[i][0] + total[i][1]).cast_unsigned())
+    }
+
+    #[inline(always)]
+    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]) {
+        for (s, Bytes32(out)) in out.iter_mut().enumerate() {
+            for (out, Bytes32(row)) in out.as_chunks_mut::<4>().0.iter_mut().zip(rows) {
+                *out = row.as_chunks::<4>().0[s];
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]) {
+        let mut codes = [Bytes32::default(); 8];
+        for (Bytes32(codes), row) in codes.iter_mut().zip(rows) {
+            for i in 0..16 {
+                codes[i] = row[i] & 15;
+                codes[i + 16] = row[i] >> 4;
+            }
+        }
+        self.interleave(&codes, out);
+    }
+}

@@ -1,0 +1,121 @@
+//! The vector operations kernels are written in.
+
+/// f32 or 32-bit lanes of a vector.
+pub(crate) const LANES: usize = 8;
+
+/// The lanes of a vector in memory, aligned so that no load crosses a cache line.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C, align(32))]
+pub(crate) struct Lanes(pub(crate) [f32; LANES]);
+
+/// 32 bytes in memory, aligned like [`Lanes`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(32))]
+pub(crate) struct Bytes32(pub(crate) [u8; 32]);
+
+/// Eight-lane vectors of one instruction set. The implementing type is the proof that the processor
+/// has it (see the module documentation of `isa`). Implementations are `#[inline(always)]`.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Eight f32 lanes.
+    type F32: Copy;
+    /// Eight 32-bit integer lanes; operations that distinguish treat them as unsigned, except
+    /// [`i32_to_f32`](Self::i32_to_f32).
+    type I32: Copy;
+
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::F32;
+    /// Lanes from memory.
+    fn load(self, x: &[f32; LANES]) -> Self::F32;
+    /// Lanes to memory.
+    fn store(self, x: Self::F32, out: &mut [f32; LANES]);
+    /// Little-endian f32 from memory.
+    fn load_le(self, x: &[[u8; 4]; LANES]) -> Self::F32;
+    /// Little-endian f16 from memory, exactly.
+    fn load_f16_le(self, x: &[[u8; 2]; LANES]) -> Self::F32;
+    /// Little-endian bf16 from memory, exactly.
+    fn load_bf16_le(self, x: &[[u8; 2]; LANES]) -> Self::F32;
+
+    /// `a + b`.
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a − b`.
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a·b`.
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a·b + c`, rounded once where the instruction set has it, else twice.
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// `if a > b { a } else { b }`: the second operand where one is NaN.
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `if a < b { a } else { b }`: the second operand where one is NaN.
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// Sum of the lanes, in the order `((0+4)+(2+6)) + ((1+5)+(3+7))`.
+    fn sum(self, x: Self::F32) -> f32;
+
+    /// `x` in every lane.
+    fn splat_u32(self, x: u32) -> Self::I32;
+    /// Lanes from memory.
+    fn load_u32(self, x: &[u32; LANES]) -> Self::I32;
+    /// `x >> by`, the same `by < 32` for every lane.
+    fn shr(self, x: Self::I32, by: u32) -> Self::I32;
+    /// `x >> by`, lane by lane; each `by < 32`.
+    fn shr_lanes(self, x: Self::I32, by: Self::I32) -> Self::I32;
+    /// `x << by`, the same `by < 32` for every lane.
+    fn shl(self, x: Self::I32, by: u32) -> Self::I32;
+    /// `a & b`.
+    fn and(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// `a + b`, wrapping.
+    fn add_u32(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// `a − b`, wrapping.
+    fn sub_u32(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// The nearest f32 of each lane read as i32.
+    fn i32_to_f32(self, x: Self::I32) -> Self::F32;
+    /// The lanes' bits as floats.
+    fn bits_to_f32(self, x: Self::I32) -> Self::F32;
+    /// The floats' bits.
+    fn f32_to_bits(self, x: Self::F32) -> Self::I32;
+
+    /// Lane `o`: `Σ_s Σ_j w[s][4·o + j]·x[s][j]`, exactly; the inner product of eight rows of codes
+    /// with one vector of 8-bit integers. `STEPS ≤ 8`.
+    ///
+    /// Codes have `bits` bits: up to 6 unsigned, or 8, two's complement. `x` is in −127 … 127.
+    fn dot_codes<const STEPS: usize>(
+        self,
+        bits: u32,
+        w: &[Bytes32; STEPS],
+        x: &[[i8; 4]; STEPS],
+    ) -> Self::I32;
+
+    /// Interleaves eight rows of 32 bytes in groups of four: `out[s][4·o + j] = rows[o][4·s + j]`.
+    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]);
+    /// [`interleave`](Self::interleave) of rows that are packed: elements 0–15 in the low nibbles,
+    /// 16–31 in the high ones.
+    fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]);
+
+    /// `e^x`, relative error below 2·10⁻⁷ (a few units more where the result is subnormal).
+    ///
+    /// −∞ and everything below −104 give 0, everything above 88.73 gives +∞, NaN gives NaN. A lane's
+    /// result depends on its value only.
+    #[inline(always)]
+    fn exp(self, x: Self::F32) -> Self::F32 {
+        // With x second, NaN passes.
+        let x = self.min(self.splat(89.0), self.max(self.splat(-104.0), x));
+        // n = round(x / ln 2): adding 1.5·2²³ leaves the integer in the low bits.
+        let magic = self.splat(12_582_912.0);
+        let biased = self.mul_add(x, self.splat(std::f32::consts::LOG2_E), magic);
+        let n = self.sub(biased, magic);
+        // r = x − n·ln 2 in two parts, the first exact for |n| < 2⁹; polynomial of Cephes' expf.
+        let r = self.mul_add(n, self.splat(-0.693_359_4), x);
+        let r = self.mul_add(n, self.splat(2.121_944_4e-4), r);
+        let mut p = self.splat(1.987_569_1e-4);
+        for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            p = self.mul_add(p, r, self.splat(c));
+        }
+        let p = self.add(self.mul_add(p, self.mul(r, r), r), self.splat(1.0));
+        // 2ⁿ as 2^(n/2)·2^(n − n/2), since n reaches from −150 to 128.
+        let n = self.sub_u32(self.f32_to_bits(biased), self.splat_u32(12_582_912_f32.to_bits()));
+        // n + 300 is positive, so that the logical shift halves it.
+        let half = self.shr(self.add_u32(n, self.splat_u32(300)), 1);
+        let half = self.sub_u32(half, self.splat_u32(150));
+        let power = |n| self.bits_to_f32(self.shl(self.add_u32(n, self.splat_u32(127)), 23));
+        self.mul(self.mul(p, power(half)), power(self.sub_u32(n, half)))
+    }
+}

@@ -1,0 +1,208 @@
+//! Every instruction set against plain arithmetic, and against the portable one.
+
+use super::*;
+use proptest::prelude::*;
+
+/// Runs a generic expression over [`Simd`] as a [`Kernel`].
+macro_rules! run {
+    ($isa:expr, |$simd:ident, $($name:ident: $type:ty),*| -> $output:ty $body:block) => {{
+        struct K<'a> { $($name: $type,)* _lifetime: std::marker::PhantomData<&'a ()> }
+        impl<'a> Kernel for K<'a> {
+            type Output = $output;
+            #[inline(always)]
+            fn run<S: Simd>(self, $simd: S) -> $output {
+                let Self { $($name,)* .. } = self;
+                $body
+            }
+        }
+        $isa.run(K { $($name,)* _lifetime: std::marker::PhantomData })
+    }};
+}
+
+fn floats(length: std::ops::Range<usize>) -> impl Strategy<Value = Vec<f32>> {
+    prop::collection::vec(-10.0f32..10.0, length)
+}
+
+/// `e^x` of a slice, without a shift.
+fn exp(isa: Isa, x: &[f32]) -> (Vec<f32>, f32) {
+    let mut y = x.to_vec();
+    let out = &mut y[..];
+    let sum = run!(isa, |simd, out: &'a mut [f32]| -> f32 { slices::exp_in_place(simd, out, 0.0) });
+    (y, sum)
+}
+
+#[test]
+fn names_and_availability() {
+    assert_eq!(Isa::named("portable").unwrap(), Isa::PORTABLE);
+    for isa in Isa::available() {
+        assert_eq!(Isa::named(isa.name()).unwrap(), isa);
+    }
+    if Isa::available().count() == 1 {
+        assert!(matches!(Isa::named("avx2"), Err(Error::Unsupported { .. })));
+    }
+    for wrong in ["", "AVX2", "sse9"] {
+        let error = Isa::named(wrong).unwrap_err();
+        assert!(matches!(error, Error::InvalidConfig { .. }), "{error}");
+    }
+}
+
+#[test]
+fn exp_is_accurate_and_independent_of_the_position() {
+    for isa in Isa::available() {
+        let x: Vec<f32> = (-10_400..8_872).map(|i| i as f32 / 100.0 + 0.001).collect();
+        let (y, _) = exp(isa, &x);
+        for (i, (&x, &y)) in x.iter().zip(&y).enumerate() {
+            let expected = f64::from(x).exp();
+            // Below the smallest normal number the spacing is 2⁻¹⁴⁹.
+            let allowed = 2e-7 * expected + if x < -87.0 { 2.0f64.powi(-149) } else { 0.0 };
+            let error = (f64::from(y) - expected).abs();
+            assert!(error <= allowed, "{isa}: exp({x}) = {y}, expected {expected:e}");
+            if i % 97 == 0 {
+                let alone = exp(isa, &[0.0, x]).0[1];
+                assert_eq!(alone.to_bits(), y.to_bits(), "{isa}: exp({x})");
+            }
+        }
+        let special = [f32::NEG_INFINITY, -1e30, -104.1, 0.0, 88.8, f32::INFINITY, f32::NAN];
+        let (y, _) = exp(isa, &special);
+        assert_eq!(y[..6], [0.0, 0.0, 0.0, 1.0, f32::INFINITY, f32::INFINITY], "{isa}");
+        assert!(y[6].is_nan(), "{isa}");
+    }
+}
+
+#[test]
+fn every_half_converts_exactly() {
+    let halves: Vec<[u8; 2]> = (0..=u16::MAX).map(u16::to_le_bytes).collect();
+    for isa in Isa::available() {
+        // A length that leaves a tail.
+        for halves in [&halves[..], &halves[..1003]] {
+            let mut floats = vec![0.0; halves.len()];
+            let out = &mut floats[..];
+            run!(isa, |simd, halves: &'a [[u8; 2]], out: &'a mut [f32]| -> () {
+                slices::f16_to_f32(simd, halves, out);
+            });
+            for (&half, float) in halves.iter().zip(floats) {
+                let expected = half::f16::from_le_bytes(half).to_f32();
+                let same =
+                    expected.to_bits() == float.to_bits() || expected.is_nan() && float.is_nan();
+                assert!(same, "{isa}: {half:?} became {float}");
+            }
+        }
+    }
+}
+
+#[test]
+fn dot_codes_is_exact_at_the_extremes() {
+    for isa in Isa::available() {
+        for bits in [2, 3, 4, 5, 6, 8u32] {
+            let extremes: [i32; 2] = if bits == 8 { [-128, 127] } else { [0, (1 << bits) - 1] };
+            for code in extremes {
+                for x in [-127i8, 127] {
+                    let w = &[Bytes32([code as u8; 32]); 8];
+                    let x = &[[x; 4]; 8];
+                    let lanes = run!(isa, |simd,
+                                           bits: u32,
+                                           w: &'a [Bytes32; 8],
+                                           x: &'a [[i8; 4]; 8]|
+                     -> [f32; LANES] {
+                        let mut lanes = [0.0; LANES];
+                        simd.store(simd.i32_to_f32(simd.dot_codes(bits, w, x)), &mut lanes);
+                        lanes
+                    });
+                    let expected = (32 * code * i32::from(x[0][0])) as f32;
+                    assert_eq!(lanes, [expected; LANES], "{isa}, {bits} bits, {code}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn interleaving_moves_groups_of_four() {
+    let rows: [Bytes32; 8] =
+        std::array::from_fn(|o| Bytes32(std::array::from_fn(|i| (32 * o + i) as u8)));
+    for isa in Isa::available() {
+        let (rows, mut out) = (&rows, [Bytes32::default(); 8]);
+        let result = &mut out;
+        run!(isa, |simd, rows: &'a [Bytes32; 8], result: &'a mut [Bytes32; 8]| -> () {
+            simd.interleave(rows, result);
+        });
+        for (o, row) in rows.iter().enumerate() {
+            for (i, &code) in row.0.iter().enumerate() {
+                assert_eq!(out[i / 4].0[4 * o + i % 4], code, "{isa}");
+            }
+        }
+        let packed: [[u8; 16]; 8] =
+            std::array::from_fn(|o| std::array::from_fn(|i| (37 * (16 * o + i)) as u8));
+        let (packed, result) = (&packed, &mut out);
+        run!(isa, |simd, packed: &'a [[u8; 16]; 8], result: &'a mut [Bytes32; 8]| -> () {
+            simd.interleave_nibbles(packed.each_ref(), result);
+        });
+        for (o, row) in packed.iter().enumerate() {
+            for i in 0..32 {
+                let expected = if i < 16 { row[i] & 15 } else { row[i - 16] >> 4 };
+                assert_eq!(out[i / 4].0[4 * o + i % 4], expected, "{isa}");
+            }
+        }
+    }
+}
+
+fn unpacked<const BITS: u32>(isa: Isa, words: &[u32], length: usize) -> Vec<f32> {
+    let mut out = vec![-1.0; length];
+    let result = &mut out[..];
+    match BITS {
+        2 => run!(isa, |simd, words: &'a [u32], result: &'a mut [f32]| -> () {
+            slices::unpack_codes::<_, 2>(simd, words, result);
+        }),
+        4 => run!(isa, |simd, words: &'a [u32], result: &'a mut [f32]| -> () {
+            slices::unpack_codes::<_, 4>(simd, words, result);
+        }),
+        _ => run!(isa, |simd, words: &'a [u32], result: &'a mut [f32]| -> () {
+            slices::unpack_codes::<_, 8>(simd, words, result);
+        }),
+    }
+    out
+}
+
+proptest! {
+    #[test]
+    fn codes_unpack_lowest_bits_first(
+        words in prop::collection::vec(any::<u32>(), 0..9),
+        length in 0usize..80,
+    ) {
+        let expected = |bits: u32| -> Vec<f32> {
+            let per_word = 32 / bits as usize;
+            let code = |i: usize| match words.get(i / per_word) {
+                Some(word) => (word >> (bits * (i % per_word) as u32) & ((1 << bits) - 1)) as f32,
+                None => -1.0,
+            };
+            (0..length).map(code).collect()
+        };
+        for isa in Isa::available() {
+            prop_assert_eq!(unpacked::<2>(isa, &words, length), expected(2));
+            prop_assert_eq!(unpacked::<4>(isa, &words, length), expected(4));
+            prop_assert_eq!(unpacked::<8>(isa, &words, length), expected(8));
+        }
+    }
+
+    #[test]
+    fn slices_agree_with_f64(a in floats(0..70), b in floats(0..70)) {
+        let products = a.iter().zip(&b).map(|(&a, &b)| f64::from(a) * f64::from(b));
+        let magnitude: f64 = products.clone().map(f64::abs).sum();
+        for isa in Isa::available() {
+            let (x, y) = (&a[..], &b[..]);
+            let dot = run!(isa, |simd, x: &'a [f32], y: &'a [f32]| -> f32 {
+                slices::dot(simd, x, y)
+            });
+            // A partial sum takes at most 5 products; 4 more additions combine them.
+            let error = (f64::from(dot) - products.clone().sum::<f64>()).abs();
+            prop_assert!(error <= 10.0 * f64::from(f32::EPSILON) * magnitude);
+
+            let largest = run!(isa, |simd, x: &'a [f32]| -> f32 { slices::max(simd, x) });
+            prop_assert_eq!(largest, a.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+
+            let (y, sum) = exp(isa, &a);
+            let expected: f64 = y.iter().map(|&y| f64::from(y)).sum();
+            prop_assert!((f64::from(sum) - expected).abs() <= 2e-6 * expected);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Float weights: f32 products, accumulated in f32.
+//!
+//! Each result has eight partial sums, column `i` in number `i mod 8`, added at the end in the order
+//! of [`Simd::sum`]. Blocks of weight and activation rows share their loads; that changes which
+//! results are computed together, never the order within one.
+
+use super::Input;
+use super::tiles::{Tile, for_each_tile};
+use crate::isa::{Kernel, LANES, Simd};
+use kivi_core::WeightData;
+use std::array::from_fn;
+use std::marker::PhantomData;
+
+/// Weight rows taken together.
+const OUTPUTS: usize = 4;
+/// Activation rows taken together: 4·3 accumulators and the loads fit in 16 registers.
+const ROWS: usize = 3;
+/// Activation rows from which 16-bit weights are converted once beforehand.
+const CONVERT_ROWS: usize = 2 * ROWS;
+
+/// How an element lies in memory.
+pub(super) trait Element {
+    /// Its bytes.
+    type Raw: bytemuck::Pod;
+    /// Converts eight.
+    fn load<S: Simd>(simd: S, x: &[Self::Raw; LANES]) -> S::F32;
+}
+
+/// f32, little-endian.
+pub(super) struct F32;
+/// f16, little-endian.
+pub(super) struct F16;
+/// bf16, little-endian.
+pub(super) struct Bf16;
+/// f32 in the machine's order: activations, and weights already converted.
+struct Native;
+
+impl Element for F32 {
+    type Raw = [u8; 4];
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[Self::Raw; LANES]) -> S::F32 {
+        simd.load_le(x)
+    }
+}
+
+impl Element for F16 {
+    type Raw = [u8; 2];
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[Self::Raw; LANES]) -> S::F32 {
+        simd.load_f16_le(x)
+    }
+}
+
+impl Element for Bf16 {
+    type Raw = [u8; 2];
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[Self::Raw; LANES]) -> S::F32 {
+        simd.load_bf16_le(x)
+    }
+}
+
+impl Element for Native {
+    type Raw = f32;
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[Self::Raw; LANES]) -> S::F32 {
+        simd.load(x)
+    }
+}
+
+/// Multiplies weights of element type `E`.
+pub(super) fn multiply<E: Element>(input: Input<'_>, out: &mut [f32]) {
+    let [outputs, columns] = input.weight.shape();
+    for_each_tile(out, outputs, columns, |tile| {
+        let Input { isa, weight, x, bias, .. } = input;
+        isa.run(MultiplyTile::<E> { weight, x, bias, tile, element: PhantomData });
+    });
+}
+
+/// One tile of [`multiply`].
+struct MultiplyTile<'a, E> {
+    weight: &'a WeightData,
+    x: &'a [f32],
+    bias: Option<&'a [f32]>,
+    tile: Tile<'a>,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Kernel for MultiplyTile<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Tile { rows, outputs, mut out } = self.tile;
+        let [_, columns] = self.weight.shape();
+        let convert = size_of::<E::Raw>() < 4 && rows.len() >= CONVERT_ROWS;
+        let mut converted = vec![0.0; if convert { OUTPUTS * columns } else { 0 }];
+        for first in outputs.clone().step_by(OUTPUTS) {
+            // The last group repeats the last row; its surplus results are dropped.
+            let weights: [&[E::Raw]; OUTPUTS] = from_fn(|i| {
+                bytemuck::cast_slice(self.weight.row((first + i).min(outputs.end - 1)))
+            });
+            if convert && columns > 0 {
+                for (weights, out) in weights.iter().zip(converted.chunks_exact_mut(columns)) {
+                    convert_row::<S, E>(simd, weights, out);
+                }
+            }
+            let native: [&[f32]; OUTPUTS] =
+                from_fn(|i| if convert { &converted[i * columns..][..columns] } else { &[] });
+            let bias = self.bias.map(|bias| &bias[first..]);
+            for (out, row) in out.chunks_mut(ROWS).zip(rows.clone().step_by(ROWS)) {
+                let count = out.len();
+                // Likewise for a short group of activation rows, unless it is a single one.
+                let x = |i: usize| &self.x[(row + i.min(count - 1)) * columns..][..columns];
+                let mut results = [[0.0; ROWS]; OUTPUTS];
+                if count == 1 {
+                    let single = if convert {
+                        dots::<S, Native, 1>(simd, native, [x(0)])
+                    } else {
+                        dots::<S, E, 1>(simd, weights, [x(0)])
+                    };
+                    for (results, [single]) in results.iter_mut().zip(single) {
+                        results[0] = single;
+                    }
+                } else if convert {
+                    results = dots::<S, Native, ROWS>(simd, native, [x(0), x(1), x(2)]);
+                } else {
+                    results = dots::<S, E, ROWS>(simd, weights, [x(0), x(1), x(2)]);
+                }
+                for (r, out) in out.iter_mut().enumerate() {
+                    let out = &mut out[first - outputs.start..];
+                    for (i, (out, results)) in out.iter_mut().zip(&results).enumerate() {
+                        *out = bias.map_or(results[r], |bias| results[r] + bias[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Eight elements that may run past the end of a row, where zeros stand.
+#[inline(always)]
+fn load_tail<S: Simd, E: Element>(simd: S, tail: &[E::Raw]) -> S::F32 {
+    let mut lanes: [E::Raw; LANES] = bytemuck::Zeroable::zeroed();
+    lanes[..tail.len()].copy_from_slice(tail);
+    E::load(simd, &lanes)
+}
+
+/// Converts a row to f32.
+#[inline(always)]
+fn convert_row<S: Simd, E: Element>(simd: S, row: &[E::Raw], out: &mut [f32]) {
+    let (chunks, tail) = row.as_chunks::<LANES>();
+    let (out, out_tail) = out.as_chunks_mut::<LANES>();
+    for (chunk, out) in chunks.iter().zip(out) {
+        simd.store(E::load(simd, chunk), out);
+    }
+    let mut lanes = [0.0; LANES];
+    simd.store(load_tail::<S, E>(simd, tail), &mut lanes);
+    out_tail.copy_from_slice(&lanes[..out_tail.len()]);
+}
+
+/// Inner products of each weight row with each activation row, all of the same length.
+#[inline(always)]
+fn dots<S: Simd, E: Element, const R: usize>(
+    simd: S,
+    weights: [&[E::Raw]; OUTPUTS],
+    x: [&[f32]; R],
+) -> [[f32; R]; OUTPUTS] {
+    let columns = weights[0].len();
+    let chunks = columns / LANES;
+    let weight_chunks = weights.map(|row| &row.as_chunks::<LANES>().0[..chunks]);
+    let x_chunks = x.map(|row| &row.as_chunks::<LANES>().0[..chunks]);
+    let mut sums = [[simd.splat(0.0); R]; OUTPUTS];
+    for chunk in 0..chunks {
+        let mut x = [simd.splat(0.0); R];
+        for (x, chunks) in x.iter_mut().zip(x_chunks) {
+            *x = simd.load(&chunks[chunk]);
+        }
+        for (sums, weights) in sums.iter_mut().zip(weight_chunks) {
+            let weights = E::load(simd, &weights[chunk]);
+            for (sum, x) in sums.iter_mut().zip(x) {
+                *sum = simd.mul_add(weights, x, *sum);
+            }
+        }
+    }
+    if chunks * LANES < columns {
+        for (sums, weights) in sums.iter_mut().zip(weights) {
+            let weights = load_tail::<S, E>(simd, &weights[chunks * LANES..]);
+            for (sum, x) in sums.iter_mut().zip(x) {
+                let x = load_tail::<S, Native>(simd, &x[chunks * LANES..]);
+                *sum = simd.mul_add(weights, x, *sum);
+            }
+        }
+    }
+    sums.map(|sums| sums.map(|sum| simd.sum(sum)))
+}

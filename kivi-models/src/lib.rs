@@ -1,0 +1,19 @@
+//! Model files, tokenizers, chat templates, architectures and sampling of kivi.
+
+pub mod chat;
+pub mod checkpoint;
+pub mod config;
+mod error;
+pub mod fetch;
+pub mod generate;
+mod llama;
+pub mod sampling;
+mod session;
+pub mod text;
+pub mod tokenizer;
+
+pub use checkpoint::Checkpoint;
+pub use config::ModelConfig;
+pub use error::{Error, Result};
+pub use llama::Llama;
+pub use session::Session;

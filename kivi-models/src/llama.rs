@@ -1,0 +1,188 @@
+//! The Llama family: Llama (arXiv 2302.13971, 2307.09288, 2407.21783), Mistral without a window
+//! (arXiv 2310.06825), SmolLM2, TinyLlama.
+//!
+//! Each layer is, in this order,
+//!
+//! ```text
+//! h  = rms_norm(x)
+//! x += attention(rotate(h·Wq), rotate(h·Wk), h·Wv) · Wo
+//! h  = rms_norm(x)
+//! x += (silu(h·Wgate) ∘ (h·Wup)) · Wdown
+//! ```
+//!
+//! and the logits are `rms_norm(x) · Woutput`. After `modeling_llama.py` of Hugging Face
+//! transformers.
+
+use crate::{
+    Checkpoint, Error, ModelConfig, Result,
+    checkpoint::{LayerWeight, WeightName},
+};
+use kivi_core::{Attention, CacheConfig, DecoderBackend, KeyValue, LayerSpec, Rope, StepPlan};
+
+/// A model of the Llama family on a backend.
+pub struct Llama<B: DecoderBackend> {
+    backend: B,
+    config: ModelConfig,
+    rope: Rope,
+    attention: Attention,
+    /// `[vocab_size, hidden_size]`.
+    embedding: B::Weight,
+    layers: Vec<Layer<B::Weight>>,
+    /// `[1, hidden_size]`.
+    output_norm: B::Weight,
+    /// `[vocab_size, hidden_size]`; the embedding where there is none.
+    output: Option<B::Weight>,
+}
+
+/// The weights of one layer; shapes as in [`LayerWeight`].
+#[derive(Debug)]
+struct Layer<W> {
+    attention_norm: W,
+    query: Projection<W>,
+    key: Projection<W>,
+    value: Projection<W>,
+    output: Projection<W>,
+    mlp_norm: W,
+    gate: W,
+    up: W,
+    down: W,
+}
+
+/// A linear layer with an optional bias.
+#[derive(Debug)]
+struct Projection<W> {
+    weight: W,
+    bias: Option<W>,
+}
+
+impl<B: DecoderBackend> Llama<B> {
+    /// Loads the weights of a checkpoint into a backend.
+    ///
+    /// # Errors
+    /// When a weight is missing, the model has biases in its MLP, or the backend refuses a weight.
+    pub fn load(backend: B, checkpoint: &Checkpoint) -> Result<Self> {
+        let config = checkpoint.config().clone();
+        if config.mlp_bias {
+            return Err(Error::UnsupportedFeature { what: "biases in the MLP".into() });
+        }
+        let load =
+            |name| -> Result<B::Weight> { Ok(backend.load(checkpoint.required_weight(name)?)?) };
+        let layers = (0..config.layers)
+            .map(|index| {
+                let layer = |weight| load(WeightName::Layer(index, weight));
+                let projection = |weight, bias| -> Result<_> {
+                    let bias = config.attention_bias.then(|| layer(bias)).transpose()?;
+                    Ok(Projection { weight: layer(weight)?, bias })
+                };
+                Ok(Layer {
+                    attention_norm: layer(LayerWeight::AttentionNorm)?,
+                    query: projection(LayerWeight::Query, LayerWeight::QueryBias)?,
+                    key: projection(LayerWeight::Key, LayerWeight::KeyBias)?,
+                    value: projection(LayerWeight::Value, LayerWeight::ValueBias)?,
+                    output: projection(
+                        LayerWeight::AttentionOutput,
+                        LayerWeight::AttentionOutputBias,
+                    )?,
+                    mlp_norm: layer(LayerWeight::MlpNorm)?,
+                    gate: layer(LayerWeight::MlpGate)?,
+                    up: layer(LayerWeight::MlpUp)?,
+                    down: layer(LayerWeight::MlpDown)?,
+                })
+            })
+            .collect::<Result<_>>()?;
+        let tied = config.tied_embeddings;
+        Ok(Self {
+            rope: config.rope.frequencies(),
+            attention: Attention::new(config.query_heads, 1.0 / (config.head_dim as f32).sqrt()),
+            embedding: load(WeightName::TokenEmbedding)?,
+            layers,
+            output_norm: load(WeightName::OutputNorm)?,
+            output: if tied { None } else { Some(load(WeightName::Output)?) },
+            config,
+            backend,
+        })
+    }
+
+    /// The backend the model runs on.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Sizes and switches.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The cache layers the model needs, in the formats of a cache configuration.
+    pub fn cache_layers(&self, config: &CacheConfig) -> Vec<LayerSpec> {
+        self.config.cache_layers(config)
+    }
+
+    /// One step: appends `tokens`, one per row of the plan, to the cache and returns the normed
+    /// hidden states `[rows, hidden_size]`, which [`Llama::logits`] takes.
+    ///
+    /// # Errors
+    /// When there is not one token per row or the backend fails; the cache is then in no useful
+    /// state and the plan's sequences must be removed.
+    pub fn forward(
+        &self,
+        cache: &mut B::Cache,
+        plan: &StepPlan,
+        tokens: &[u32],
+    ) -> Result<B::Buffer> {
+        let backend = &self.backend;
+        kivi_core::expect_len("forward", "tokens", tokens.len(), plan.rows)?;
+        let epsilon = self.config.norm_eps as f32;
+        let linear = |x: &B::Buffer, projection: &Projection<B::Weight>| {
+            backend.linear(x, &projection.weight, projection.bias.as_ref())
+        };
+        backend.begin_step(cache, plan)?;
+        let angles = backend.prepare_rope(&self.rope, plan)?;
+        let mut x = backend.embed(&self.embedding, tokens)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let h = backend.rms_norm(&x, &layer.attention_norm, epsilon)?;
+            let mut queries = linear(&h, &layer.query)?;
+            let mut keys = linear(&h, &layer.key)?;
+            let mut values = linear(&h, &layer.value)?;
+            let qkv = [&mut queries, &mut keys, &mut values];
+            backend.rotate_and_append(cache, index, plan, &self.rope, &angles, qkv)?;
+            backend.quantize(cache, index, plan)?;
+            let attended = backend.attend(cache, index, plan, &self.attention, &queries)?;
+            backend.release(cache, index, plan)?;
+            backend.add(&mut x, &linear(&attended, &layer.output)?)?;
+
+            let h = backend.rms_norm(&x, &layer.mlp_norm, epsilon)?;
+            let mlp = backend.gated_mlp(&h, &layer.gate, &layer.up, &layer.down)?;
+            backend.add(&mut x, &mlp)?;
+        }
+        Ok(backend.rms_norm(&x, &self.output_norm, epsilon)?)
+    }
+
+    /// The logits of some rows of [`Llama::forward`]'s result, `[rows.len(), vocab_size]`.
+    ///
+    /// # Errors
+    /// When a row does not exist or the backend fails.
+    pub fn logits(&self, hidden: &B::Buffer, rows: &[usize]) -> Result<Vec<f32>> {
+        let selected = self.backend.select_rows(hidden, rows)?;
+        let output = self.output.as_ref().unwrap_or(&self.embedding);
+        let logits = self.backend.linear(&selected, output, None)?;
+        let mut out = vec![0.0; rows.len() * self.config.vocab_size];
+        self.backend.read(&logits, &mut out)?;
+        Ok(out)
+    }
+}
+
+impl ModelConfig {
+    /// The cache layers a model of this shape needs, in the formats of a cache configuration.
+    pub fn cache_layers(&self, config: &CacheConfig) -> Vec<LayerSpec> {
+        let mut layer = LayerSpec::new(config, self.kv_heads, self.head_dim);
+        layer.format = KeyValue::new(config.key(), config.value());
+        layer.window = self.sliding_window;
+        vec![layer; self.layers]
+    }
+
+    /// Whether several query heads share a kv head (GQA or MQA).
+    pub fn shares_kv_heads(&self) -> bool {
+        self.kv_heads < self.query_heads
+    }
+}

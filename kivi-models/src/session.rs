@@ -1,0 +1,110 @@
+//! A model with a cache and some sequences in it.
+
+use crate::{Llama, Result};
+use kivi_core::{
+    CacheConfig, CacheState, DecoderBackend, PoolSpec, SequenceId, StepPlan, StepRequest,
+    memory::{self, MeasuredBytes, MemoryUsage},
+};
+
+/// A model, a cache pool and the bookkeeping of the sequences in it.
+pub struct Session<'m, B: DecoderBackend> {
+    model: &'m Llama<B>,
+    state: CacheState,
+    cache: B::Cache,
+    plan: StepPlan,
+}
+
+impl<'m, B: DecoderBackend> Session<'m, B> {
+    /// A pool for `sequences` sequences of up to `context` tokens; memory is taken as it is needed.
+    ///
+    /// # Errors
+    /// When the backend does not support the cache.
+    pub fn new(
+        model: &'m Llama<B>,
+        config: CacheConfig,
+        sequences: usize,
+        context: usize,
+    ) -> Result<Self> {
+        let layers = model.cache_layers(&config);
+        let spec = PoolSpec::for_context(config, layers, sequences, context)?;
+        let cache = model.backend().create_cache(&spec)?;
+        Ok(Self { model, state: CacheState::new(spec), cache, plan: StepPlan::default() })
+    }
+
+    /// Adds an empty sequence.
+    ///
+    /// # Errors
+    /// When the pool is full.
+    pub fn create_sequence(&mut self) -> Result<SequenceId> {
+        Ok(self.state.create_sequence()?)
+    }
+
+    /// Appends a prompt and returns the logits after its last token, `[vocab_size]`.
+    ///
+    /// # Errors
+    /// When the prompt is empty, the pool is full or the backend fails.
+    pub fn prompt(&mut self, sequence: SequenceId, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.state.begin_prompt(sequence, tokens.len())?;
+        self.generate_step(&[(sequence, tokens)])
+    }
+
+    /// Appends tokens to several sequences at once and returns the logits after the last token of
+    /// each, `[sequences, vocab_size]`. Tokens that are not part of a prompt count as generated.
+    ///
+    /// # Errors
+    /// When a sequence is unknown or named twice, the pool is full or the backend fails.
+    pub fn generate_step(&mut self, steps: &[(SequenceId, &[u32])]) -> Result<Vec<f32>> {
+        let hidden = self.step(steps)?;
+        self.model.logits(&hidden, &self.plan.last_rows())
+    }
+
+    /// As [`Session::generate_step`], but returns the hidden states of all rows.
+    ///
+    /// # Errors
+    /// As [`Session::generate_step`].
+    pub fn step(&mut self, steps: &[(SequenceId, &[u32])]) -> Result<B::Buffer> {
+        let request = |&(sequence, tokens): &(SequenceId, &[u32])| StepRequest {
+            sequence,
+            tokens: tokens.len(),
+        };
+        let requests: Vec<_> = steps.iter().map(request).collect();
+        self.state.plan(&requests, &mut self.plan)?;
+        let tokens: Vec<u32> =
+            steps.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
+        self.model.forward(&mut self.cache, &self.plan, &tokens)
+    }
+
+    /// The state machine.
+    pub fn state(&self) -> &CacheState {
+        &self.state
+    }
+
+    /// The state machine, to truncate, fork or remove sequences.
+    pub fn state_mut(&mut self) -> &mut CacheState {
+        &mut self.state
+    }
+
+    /// The backend's memory.
+    pub fn cache(&self) -> &B::Cache {
+        &self.cache
+    }
+
+    /// Bytes of a sequence, part by part, as the memory model has them.
+    ///
+    /// # Errors
+    /// When the sequence is unknown.
+    pub fn memory(&self, sequence: SequenceId) -> Result<MemoryUsage> {
+        let layout = self.state.layout(sequence)?;
+        Ok(memory::of_sequence(self.state.spec(), self.state.policy().as_ref(), &layout))
+    }
+
+    /// Bytes of the whole pool, as the backend has them.
+    pub fn measure(&self) -> MeasuredBytes {
+        self.model.backend().measure(&self.cache)
+    }
+
+    /// Elements the backend had to saturate when it rounded them to the store type.
+    pub fn saturated(&self) -> u64 {
+        self.model.backend().saturated(&self.cache)
+    }
+}

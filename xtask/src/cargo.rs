@@ -1,0 +1,55 @@
+//! The checks that are cargo commands, all in the release profile so that they share one build.
+
+use crate::report::{Check, Problem};
+use crate::shell::{command, run, succeeds};
+
+/// A component of the tool chain, installed if it is missing and the network allows.
+fn component(name: &'static str, subcommand: &'static str) -> Result<(), Problem> {
+    if succeeds("cargo", &[subcommand, "--version"]) {
+        return Ok(());
+    }
+    println!("{name} is missing");
+    if run(command("rustup", &["component", "add", name])).is_ok() {
+        Ok(())
+    } else {
+        Err(Problem::skipped(format!(
+            "{name} is not installed and cannot be fetched"
+        )))
+    }
+}
+
+fn cargo(arguments: &[&str]) -> Check {
+    run(command("cargo", arguments)).map(|()| String::new())
+}
+
+pub(crate) fn fmt() -> Check {
+    component("rustfmt", "fmt")?;
+    cargo(&["fmt", "--all", "--check"])
+}
+
+pub(crate) fn clippy() -> Check {
+    component("clippy", "clippy")?;
+    cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--release",
+        "--",
+        "-D",
+        "warnings",
+    ])
+}
+
+pub(crate) fn rustdoc() -> Check {
+    let mut doc = command("cargo", &["doc", "--workspace", "--no-deps", "--release"]);
+    doc.env("RUSTDOCFLAGS", "-D warnings");
+    run(doc).map(|()| String::new())
+}
+
+pub(crate) fn test() -> Check {
+    cargo(&["test", "--workspace", "--release"])
+}
+
+pub(crate) fn build_kivi() -> Check {
+    cargo(&["build", "--release", "--package", "kivi"])
+}

@@ -1,0 +1,103 @@
+//! Development tasks of the workspace: `cargo xtask <command>`.
+
+mod cargo;
+mod cli_page;
+mod docs;
+mod report;
+mod shell;
+mod smoke;
+
+use clap::{Parser, Subcommand};
+use report::Report;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about,
+    disable_help_subcommand = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run every check, cheapest first: what CI runs and what a change must pass
+    #[command(alias = "validate")]
+    Test {
+        /// Leave out the checks that fetch and run a real model
+        #[arg(long)]
+        no_model: bool,
+    },
+    /// Run only the checks that fetch and run a real model
+    Smoke,
+    /// Check the documentation: links, table of contents, generated pages
+    Docs {
+        /// Write the generated pages instead of comparing them
+        #[arg(long)]
+        write: bool,
+    },
+    /// Fetch the default model into the cache folder
+    FetchModel,
+}
+
+fn main() -> ExitCode {
+    let mut report = Report::default();
+    match Arguments::parse().command {
+        Command::Test { no_model } => test(&mut report, no_model),
+        Command::Smoke => {
+            report.step("build", cargo::build_kivi);
+            smoke_test(&mut report);
+        }
+        Command::Docs { write } => {
+            report.step("documentation links", docs::check);
+            report.step("command-line page", || cli_page::run(write));
+        }
+        Command::FetchModel => {
+            report.step("build", cargo::build_kivi);
+            report.step("default model", smoke::fetch);
+        }
+    }
+    report.finish()
+}
+
+fn test(report: &mut Report, no_model: bool) {
+    report.step("formatting", cargo::fmt);
+    report.step("documentation links", docs::check);
+    report.step("clippy", cargo::clippy);
+    report.step("rustdoc", cargo::rustdoc);
+    report.step("tests and doctests", cargo::test);
+    report.step("command-line page", || cli_page::run(false));
+    if !no_model {
+        smoke_test(report);
+    }
+}
+
+/// The checks that need the default model.
+fn smoke_test(report: &mut Report) {
+    let model = report.step("default model", smoke::fetch);
+    report.step("full disk while fetching", smoke::full_disk);
+    // Without the model the rest has nothing to run on; the steps still show, as skipped.
+    let with_model = |check: fn() -> report::Check| {
+        move || {
+            if model {
+                check()
+            } else {
+                Err(report::Problem::skipped("no model"))
+            }
+        }
+    };
+    report.step("kivi run: a sentence", with_model(smoke::sentence));
+    report.step("kivi run: a long prompt", with_model(smoke::long_prompt));
+    report.step(
+        "kivi eval perplexity: prefill",
+        with_model(smoke::perplexity_prefill),
+    );
+    report.step(
+        "kivi eval perplexity: decode",
+        with_model(smoke::perplexity_decode),
+    );
+}
