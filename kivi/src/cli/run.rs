@@ -1,0 +1,334 @@
+//! `kivi run`.
+
+use super::{
+    cache::CacheOptions,
+    chat::Chat,
+    device::{DeviceOptions, Task},
+    machine,
+    model::{self, ModelOptions},
+    output,
+    sampling::SamplingOptions,
+    summary::CacheSummary,
+};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use kivi::{
+    CacheConfig, DecoderBackend,
+    models::{
+        Checkpoint, Llama, Session,
+        chat::{ChatTemplate, Message},
+        generate::{Decoding, FinishReason, Generated},
+        sampling::Sampler,
+        text::StopMatcher,
+        tokenizer::Tokenizer,
+    },
+};
+use serde_json::json;
+use std::{
+    io::{IsTerminal, Read},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// Generate text, or chat.
+///
+/// The prompt is given to the model as a user's message if the model has a chat template, and as it
+/// is with --raw or without one. Without a prompt, on a terminal, this is an interactive chat.
+#[derive(Args, Debug)]
+pub(super) struct Run {
+    /// What to say to the model; read from standard input if that is not a terminal.
+    prompt: Option<String>,
+    /// Read the prompt from a file instead.
+    #[arg(long, env = "KIVI_PROMPT_FILE", conflicts_with = "prompt", value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    device: DeviceOptions,
+    #[command(flatten)]
+    cache: CacheOptions,
+    #[command(flatten)]
+    sampling: SamplingOptions,
+    /// Most tokens to generate [default: until the model stops or the context is full].
+    #[arg(short = 'n', long, env = "KIVI_MAX_TOKENS", value_name = "N")]
+    max_tokens: Option<usize>,
+    /// Go on when the model wants to stop.
+    #[arg(long, env = "KIVI_IGNORE_EOS")]
+    ignore_eos: bool,
+    /// Stop before this text; may be given several times.
+    #[arg(long, env = "KIVI_STOP", value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Longest sequence in tokens [default: the model's].
+    #[arg(long, env = "KIVI_CONTEXT", value_name = "TOKENS")]
+    context: Option<usize>,
+    /// A system message.
+    #[arg(long, env = "KIVI_SYSTEM", value_name = "TEXT")]
+    system: Option<String>,
+    /// Give the prompt to the model as it is, without the chat template.
+    #[arg(long, env = "KIVI_RAW", conflicts_with_all = ["chat", "system"])]
+    raw: bool,
+    /// Chat interactively, after the prompt if there is one.
+    #[arg(long, env = "KIVI_CHAT")]
+    chat: bool,
+    /// Print one JSON object with text, speeds and bytes instead of the text.
+    #[arg(long, env = "KIVI_JSON", conflicts_with = "chat")]
+    json: bool,
+}
+
+impl Run {
+    pub(super) fn execute(self: Box<Self>) -> Result<()> {
+        // Everything that can be wrong with the request is found before the weights are loaded.
+        let mut prompt = self.read_prompt()?;
+        let chat = self.chat || prompt.is_none() && std::io::stdin().is_terminal();
+        if !chat && prompt.is_none() {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
+            prompt = Some(text);
+        }
+        if prompt.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
+            bail!("the prompt is empty");
+        }
+        let device = self.device.clone();
+        let checkpoint = self.model.open(!self.json)?;
+        device.run(RunTask { run: *self, checkpoint, prompt, chat })
+    }
+
+    fn read_prompt(&self) -> Result<Option<String>> {
+        let Some(path) = &self.prompt_file else { return Ok(self.prompt.clone()) };
+        let bytes = std::fs::read(path)
+            .map_err(|error| anyhow::anyhow!("cannot read {}: {error}", path.display()))?;
+        if bytes.is_empty() {
+            bail!("{} is empty", path.display());
+        }
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            anyhow::anyhow!("{} is not valid UTF-8 at byte {at}", path.display())
+        })?;
+        Ok(Some(text))
+    }
+
+    /// Tokens of the prompt as the model is to see it.
+    fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+        prompt: &str,
+    ) -> Result<Vec<u32>> {
+        let Some(template) = template.filter(|_| !self.raw) else {
+            if self.system.is_some() {
+                bail!("a system message needs a chat template, and this model has none");
+            }
+            return Ok(tokenizer.encode(prompt, true, false)?);
+        };
+        let mut messages = Vec::new();
+        messages.extend(self.system.iter().map(|text| Message::new("system", text)));
+        messages.push(Message::new("user", prompt));
+        Ok(tokenizer.encode(&template.render(&messages, true)?, false, true)?)
+    }
+}
+
+struct RunTask {
+    run: Run,
+    checkpoint: Checkpoint,
+    prompt: Option<String>,
+    chat: bool,
+}
+
+/// What is needed to answer a prompt, whoever asks.
+pub(super) struct Answering<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) sampler: Sampler,
+    pub(super) stop: StopMatcher,
+    pub(super) max_tokens: usize,
+    pub(super) context: usize,
+}
+
+/// An answer and how long it took.
+pub(super) struct Answer {
+    pub(super) generated: Generated,
+    pub(super) prompt_tokens: usize,
+    pub(super) prompt_time: Duration,
+    pub(super) generation_time: Duration,
+}
+
+impl Answering<'_> {
+    /// Appends a prompt to a sequence and generates, printing the text unless `quiet`.
+    pub(super) fn answer<B: DecoderBackend>(
+        &mut self,
+        session: &mut Session<'_, B>,
+        sequence: kivi::SequenceId,
+        prompt: &[u32],
+        quiet: bool,
+    ) -> Result<Answer> {
+        let before = session.state().tokens(sequence)?;
+        let used = before + prompt.len();
+        if used >= self.context {
+            bail!(
+                "the prompt of {} tokens does not fit: {before} of the context of {} are used",
+                prompt.len(),
+                self.context
+            );
+        }
+        let start = Instant::now();
+        let logits = session.prompt(sequence, prompt)?;
+        let prompt_time = start.elapsed();
+
+        let start = Instant::now();
+        let decoding = Decoding {
+            tokenizer: self.tokenizer,
+            sampler: &mut self.sampler,
+            stop: self.stop.clone(),
+            max_tokens: self.max_tokens.min(self.context - used),
+        };
+        let mut failed = None;
+        let generated =
+            session.generate(sequence, logits, &mut prompt.to_vec(), decoding, |text| {
+                if !quiet {
+                    failed = output::print(text).err();
+                }
+                failed.is_none()
+            })?;
+        let generation_time = start.elapsed();
+        match failed {
+            Some(error) => Err(error.into()),
+            None => {
+                Ok(Answer { generated, prompt_tokens: prompt.len(), prompt_time, generation_time })
+            }
+        }
+    }
+}
+
+impl Task for RunTask {
+    fn run<B: DecoderBackend>(self, backend: B) -> Result<()> {
+        let Self { run, checkpoint, prompt, chat } = self;
+        let model_config = checkpoint.config();
+        let config = run.cache.config(model_config)?;
+        let sampler = run.sampling.config(checkpoint.generation_defaults());
+        let tokenizer = model::tokenizer(&checkpoint)?;
+        let template = model::chat_template(&checkpoint)?;
+        let context = match run.context {
+            Some(n) if n > model_config.context_length => {
+                bail!("context {n} is beyond the model's {}", model_config.context_length)
+            }
+            Some(n) => n,
+            None => model_config.context_length,
+        };
+        let stop_tokens = match run.ignore_eos {
+            true => Vec::new(),
+            false => model::stop_tokens(&checkpoint, &tokenizer),
+        };
+        let mut answering = Answering {
+            tokenizer: &tokenizer,
+            sampler: Sampler::new(sampler)?,
+            stop: StopMatcher::new(&stop_tokens, &run.stop)?,
+            max_tokens: run.max_tokens.unwrap_or(usize::MAX),
+            context,
+        };
+        let encode = |text: &String| run.encode(&tokenizer, template.as_ref(), text);
+        let tokens = if chat { None } else { prompt.as_ref().map(encode).transpose()? };
+        if let Some(tokens) = &tokens
+            && tokens.len() >= context
+        {
+            bail!("the prompt of {} tokens does not fit the context of {context}", tokens.len());
+        }
+
+        let llama = Llama::load(backend, &checkpoint)?;
+        if !run.json {
+            eprintln!("{}", start_up_line(&run, &checkpoint, &llama, &config));
+        }
+        let mut session = Session::new(&llama, config, 1, context)?;
+        if chat {
+            let Some(template) = template else {
+                bail!("this model has no chat template, so it cannot chat; give it a prompt");
+            };
+            return Chat::new(template, run.system).converse(&mut session, answering, prompt);
+        }
+        let sequence = session.create_sequence()?;
+        let answer = answering.answer(
+            &mut session,
+            sequence,
+            tokens.as_deref().unwrap_or_default(),
+            run.json,
+        )?;
+        report(&run, &session, sequence, &answer, model_config.context_length)
+    }
+}
+
+fn start_up_line<B: DecoderBackend>(
+    run: &Run,
+    checkpoint: &Checkpoint,
+    llama: &Llama<B>,
+    config: &CacheConfig,
+) -> String {
+    let model = checkpoint.config();
+    let capabilities = llama.backend().capabilities();
+    format!(
+        "{}: {}, {} layers, {} query and {} kv heads of {}; {}: {}; cache: {}",
+        run.model.model,
+        model.architecture,
+        model.layers,
+        model.query_heads,
+        model.kv_heads,
+        model.head_dim,
+        capabilities.name,
+        capabilities.device,
+        run.cache.describe(config, model),
+    )
+}
+
+/// Prints the closing summary, or the JSON object.
+fn report<B: DecoderBackend>(
+    run: &Run,
+    session: &Session<'_, B>,
+    sequence: kivi::SequenceId,
+    answer: &Answer,
+    context: usize,
+) -> Result<()> {
+    let state = session.state();
+    let tokens = state.tokens(sequence)?;
+    let (spec, policy) = (state.spec(), state.policy().as_ref());
+    let cache = CacheSummary::new(
+        spec,
+        policy,
+        tokens,
+        context,
+        session.measure(),
+        session.memory(sequence)?,
+    );
+    let generated = answer.generated.tokens.len();
+    let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64();
+    let prompt_rate = rate(answer.prompt_tokens, answer.prompt_time);
+    let generation_rate = rate(generated, answer.generation_time);
+    if session.saturated() > 0 {
+        eprintln!(
+            "warning: {} cached elements were beyond the range of the cache and saturated",
+            session.saturated()
+        );
+    }
+    if run.json {
+        let resident = machine::resident_bytes();
+        return output::print_json(json!({
+            "text": answer.generated.text,
+            "finish": match answer.generated.finish {
+                FinishReason::Stop => "stop",
+                FinishReason::Length => "length",
+                FinishReason::Cancelled => "cancelled",
+            },
+            "prompt_tokens": answer.prompt_tokens,
+            "generated_tokens": generated,
+            "prompt_tokens_per_second": prompt_rate,
+            "generation_tokens_per_second": generation_rate,
+            "cache": cache,
+            "resident_bytes": resident.map(|(now, _)| now),
+            "peak_resident_bytes": resident.map(|(_, peak)| peak),
+        }));
+    }
+    output::print("\n")?;
+    eprint!(
+        "\nprompt: {} tokens, {prompt_rate:.1} tokens/s; generated: {generated} tokens, \
+         {generation_rate:.1} tokens/s\n{}",
+        answer.prompt_tokens,
+        cache.lines()
+    );
+    Ok(())
+}

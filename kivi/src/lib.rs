@@ -1,0 +1,10 @@
+#![doc = include_str!("../../README.md")]
+
+#[cfg(feature = "cpu")]
+pub use kivi_cpu as cpu;
+#[cfg(feature = "cpu-ref")]
+pub use kivi_cpu_ref as cpu_ref;
+#[cfg(feature = "models")]
+pub use kivi_models as models;
+
+pub use kivi_core::*;
