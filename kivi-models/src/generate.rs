@@ -40,6 +40,8 @@ pub struct Decoding<'a> {
     pub sampler: &'a mut Sampler,
     /// Watches for the end.
     pub stop: StopMatcher,
+    /// Tokens that are never chosen, such as those that would end a text too early.
+    pub forbidden: &'a [u32],
     /// At most so many tokens.
     pub max_tokens: usize,
 }
@@ -63,11 +65,16 @@ impl<B: DecoderBackend> Session<'_, B> {
         decoding: Decoding<'_>,
         mut on_text: impl FnMut(&str) -> bool,
     ) -> Result<Generated> {
-        let Decoding { tokenizer, sampler, mut stop, max_tokens } = decoding;
+        let Decoding { tokenizer, sampler, mut stop, forbidden, max_tokens } = decoding;
         let mut stream = TokenStream::continuing(tokenizer, true);
         let mut generated =
             Generated { text: String::new(), tokens: Vec::new(), finish: FinishReason::Length };
         while generated.tokens.len() < max_tokens {
+            for &token in forbidden {
+                if let Some(logit) = logits.get_mut(token as usize) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
             let token = sampler.sample(&mut logits, history)?;
             if stop.is_stop_token(token) {
                 generated.finish = FinishReason::Stop;

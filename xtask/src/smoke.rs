@@ -146,7 +146,7 @@ pub(crate) fn long_prompt() -> Check {
         MODEL,
         "--temp",
         "0",
-        "-n",
+        "--max-tokens",
         "8",
         "--json",
         "--prompt-file",

@@ -49,12 +49,12 @@ pub(super) struct Run {
     cache: CacheOptions,
     #[command(flatten)]
     sampling: SamplingOptions,
-    /// Most tokens to generate [default: until the model stops or the context is full].
-    #[arg(short = 'n', long, env = "KIVI_MAX_TOKENS", value_name = "N")]
+    /// Generate exactly N tokens: the model is kept from ending its text earlier.
+    #[arg(short = 'n', long, env = "KIVI_TOKENS", value_name = "N", conflicts_with = "max_tokens")]
+    tokens: Option<usize>,
+    /// Generate at most N tokens [default: until the model stops or the context is full].
+    #[arg(long, env = "KIVI_MAX_TOKENS", value_name = "N")]
     max_tokens: Option<usize>,
-    /// Go on when the model wants to stop.
-    #[arg(long, env = "KIVI_IGNORE_EOS")]
-    ignore_eos: bool,
     /// Stop before this text; may be given several times.
     #[arg(long, env = "KIVI_STOP", value_name = "TEXT")]
     stop: Vec<String>,
@@ -139,6 +139,8 @@ pub(super) struct Answering<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) sampler: Sampler,
     pub(super) stop: StopMatcher,
+    /// Tokens that are never chosen.
+    pub(super) forbidden: Vec<u32>,
     pub(super) max_tokens: usize,
     pub(super) context: usize,
 }
@@ -178,6 +180,7 @@ impl Answering<'_> {
             tokenizer: self.tokenizer,
             sampler: &mut self.sampler,
             stop: self.stop.clone(),
+            forbidden: &self.forbidden,
             max_tokens: self.max_tokens.min(self.context - used),
         };
         let mut failed = None;
@@ -213,15 +216,17 @@ impl Task for RunTask {
             Some(n) => n,
             None => model_config.context_length,
         };
-        let stop_tokens = match run.ignore_eos {
-            true => Vec::new(),
-            false => model::stop_tokens(&checkpoint, &tokenizer),
+        let stop_tokens = model::stop_tokens(&checkpoint, &tokenizer);
+        let (stop_tokens, forbidden) = match run.tokens {
+            Some(_) => (Vec::new(), stop_tokens),
+            None => (stop_tokens, Vec::new()),
         };
         let mut answering = Answering {
             tokenizer: &tokenizer,
             sampler: Sampler::new(sampler)?,
             stop: StopMatcher::new(&stop_tokens, &run.stop)?,
-            max_tokens: run.max_tokens.unwrap_or(usize::MAX),
+            forbidden,
+            max_tokens: run.tokens.or(run.max_tokens).unwrap_or(usize::MAX),
             context,
         };
         let encode = |text: &String| run.encode(&tokenizer, template.as_ref(), text);
