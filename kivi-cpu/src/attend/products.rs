@@ -1,14 +1,12 @@
 //! The two inner products, register-blocked. Each result is summed in the order of the inner index,
-//! however many queries share the work.
+//! however many queries share the work: even and odd terms apart, so that one sum does not wait for
+//! the other, then both added.
 
 use crate::isa::{LANES, Simd};
 use std::ops::Range;
 
-/// Vectors of tokens (keys) or channels (values) held in registers per query.
-const BLOCK: usize = 4;
-
-/// `out[t] = Σ_d query[d] · keys[d][t]` for `tokens` tokens; `keys` is `[head_dim, stride]`, and
-/// `stride` and the length of `out` are multiples of the vector length.
+/// `out[t] = Σ_d query[d] · keys[d][t]`; `keys` is `[head_dim, stride]`, and `stride` and the length
+/// of `out` are multiples of the vector length.
 #[inline(always)]
 pub(super) fn query_keys<S: Simd>(
     simd: S,
@@ -17,52 +15,8 @@ pub(super) fn query_keys<S: Simd>(
     stride: usize,
     out: &mut [f32],
 ) {
-    let mut first = 0;
-    while first < out.len() {
-        let vectors = ((out.len() - first) / LANES).min(BLOCK);
-        match vectors {
-            4 => query_key_block::<S, 4>(simd, query, keys, stride, first, out),
-            3 => query_key_block::<S, 3>(simd, query, keys, stride, first, out),
-            2 => query_key_block::<S, 2>(simd, query, keys, stride, first, out),
-            _ => query_key_block::<S, 1>(simd, query, keys, stride, first, out),
-        }
-        first += vectors.max(1) * LANES;
-    }
-}
-
-#[inline(always)]
-fn query_key_block<S: Simd, const N: usize>(
-    simd: S,
-    query: &[f32],
-    keys: &[f32],
-    stride: usize,
-    first: usize,
-    out: &mut [f32],
-) {
-    // Even and odd channels apart, so that the sums do not wait for each other.
-    let mut sums = [[simd.splat(0.0); N]; 2];
-    let mut rows = keys.chunks_exact(stride);
-    let mut pairs = query.chunks_exact(2);
-    for pair in &mut pairs {
-        for (sums, &q) in sums.iter_mut().zip(pair) {
-            let Some(row) = rows.next() else { return };
-            let (row, _) = row[first..].as_chunks::<LANES>();
-            let q = simd.splat(q);
-            for (sum, row) in sums.iter_mut().zip(row) {
-                *sum = simd.mul_add(q, simd.load(row), *sum);
-            }
-        }
-    }
-    if let (&[q], Some(row)) = (pairs.remainder(), rows.next()) {
-        let (row, _) = row[first..].as_chunks::<LANES>();
-        for (sum, row) in sums[0].iter_mut().zip(row) {
-            *sum = simd.mul_add(simd.splat(q), simd.load(row), *sum);
-        }
-    }
-    let (out, _) = out[first..].as_chunks_mut::<LANES>();
-    for ((even, odd), out) in sums[0].iter().zip(&sums[1]).zip(out) {
-        simd.store(simd.add(*even, *odd), out);
-    }
+    out.fill(0.0);
+    weighted_sum(simd, query, keys, stride, 0..out.len(), out);
 }
 
 /// `sums[c] += Σ_t weights[t] · values[t][c]` for the given channels; `values` is
@@ -78,39 +32,53 @@ pub(super) fn weighted_sum<S: Simd>(
 ) {
     let mut first = channels.start;
     while first < channels.end {
-        let vectors = ((channels.end - first) / LANES).min(BLOCK);
-        let (block, _) = sums[first..].as_chunks_mut::<LANES>();
-        match vectors {
-            4 => weighted_block::<S, 4>(simd, weights, values, stride, first, block),
-            3 => weighted_block::<S, 3>(simd, weights, values, stride, first, block),
-            2 => weighted_block::<S, 2>(simd, weights, values, stride, first, block),
-            _ => weighted_block::<S, 1>(simd, weights, values, stride, first, block),
+        let block = (values, stride, first);
+        let sums = &mut sums[first..channels.end];
+        match sums.len() / LANES {
+            0 => return,
+            1 => weighted_block::<S, 1>(simd, weights, block, sums),
+            2 => weighted_block::<S, 2>(simd, weights, block, sums),
+            3 => weighted_block::<S, 3>(simd, weights, block, sums),
+            // Eight sums, a row and a weight: ten of sixteen registers.
+            4.. => weighted_block::<S, 4>(simd, weights, block, sums),
         }
-        first += vectors.max(1) * LANES;
+        first += LANES * (sums.len() / LANES).min(4);
     }
 }
 
+/// `N` vectors of channels from `first` on.
 #[inline(always)]
 fn weighted_block<S: Simd, const N: usize>(
     simd: S,
     weights: &[f32],
-    values: &[f32],
-    stride: usize,
-    first: usize,
-    out: &mut [[f32; LANES]],
+    (values, stride, first): (&[f32], usize, usize),
+    out: &mut [f32],
 ) {
-    // Even and odd tokens apart.
-    let mut sums = [[simd.splat(0.0); N]; 2];
-    let rows = values.chunks_exact(stride);
-    for (t, (row, &weight)) in rows.zip(weights).enumerate() {
-        let (row, _) = row[first..].as_chunks::<LANES>();
-        let weight = simd.splat(weight);
-        for (sum, row) in sums[t % 2].iter_mut().zip(row) {
-            *sum = simd.mul_add(weight, simd.load(row), *sum);
-        }
+    let Some(out) = out.as_chunks_mut::<LANES>().0.first_chunk_mut::<N>() else { return };
+    let mut even = [simd.splat(0.0); N];
+    let mut odd = [simd.splat(0.0); N];
+    let mut rows = values.chunks_exact(stride);
+    let mut pairs = weights.chunks_exact(2);
+    for pair in &mut pairs {
+        let (Some(a), Some(b)) = (rows.next(), rows.next()) else { break };
+        add_row(simd, pair[0], &a[first..], &mut even);
+        add_row(simd, pair[1], &b[first..], &mut odd);
     }
-    for ((even, odd), out) in sums[0].iter().zip(&sums[1]).zip(out) {
-        let sum = simd.add(*even, *odd);
-        simd.store(simd.add(simd.load(out), sum), out);
+    if let (&[weight], Some(row)) = (pairs.remainder(), rows.next()) {
+        add_row(simd, weight, &row[first..], &mut even);
+    }
+    for i in 0..N {
+        let sum = simd.add(even[i], odd[i]);
+        simd.store(simd.add(simd.load(&out[i]), sum), &mut out[i]);
+    }
+}
+
+#[inline(always)]
+fn add_row<S: Simd, const N: usize>(simd: S, weight: f32, row: &[f32], sums: &mut [S::F32; N]) {
+    // A fixed number of vectors, so that the sums stay in registers.
+    let Some(row) = row.as_chunks::<LANES>().0.first_chunk::<N>() else { return };
+    let weight = simd.splat(weight);
+    for i in 0..N {
+        sums[i] = simd.mul_add(weight, simd.load(&row[i]), sums[i]);
     }
 }
