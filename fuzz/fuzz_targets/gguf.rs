@@ -25,7 +25,7 @@ fuzz_target!(|file: &[u8]| {
     }
     let _ = GenerationDefaults::from_gguf(&gguf);
     if let Ok(Some(vocabulary)) = GgufVocabulary::from_gguf(&gguf) {
-        for id in [vocabulary.bos_id, vocabulary.eos_id, vocabulary.unknown_id] {
+        for id in [vocabulary.bos_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id] {
             assert!(id.is_none_or(|id| (id as usize) < vocabulary.tokens.len()));
         }
     }

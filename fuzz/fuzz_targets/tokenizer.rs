@@ -1,8 +1,9 @@
 //! A tokenizer file is refused, or gives a tokenizer that works on any text.
 #![no_main]
 
+use kivi_models::checkpoint::{GgufVocabulary, TokenizerConfig};
 use kivi_models::text::TokenStream;
-use kivi_models::tokenizer::{GgufTokenizer, Tokenizer, TokenizerConfig};
+use kivi_models::tokenizer::Tokenizer;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
@@ -25,14 +26,14 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-fn gguf(data: &mut Unstructured<'_>) -> Result<GgufTokenizer> {
+fn gguf(data: &mut Unstructured<'_>) -> Result<GgufVocabulary> {
     let model = (*data.choose(&["gpt2", "llama"])?).to_owned();
     let pre = (*data.choose(&["smollm", "llama-bpe", "qwen2"])?).to_owned();
     let tokens: Vec<String> = data.arbitrary()?;
     // Mostly the right number and valid types, so that the checks behind are reached.
     let token_types = tokens.iter().map(|_| data.int_in_range(1..=6)).collect::<Result<_>>()?;
     let scores = tokens.iter().map(|_| data.arbitrary()).collect::<Result<_>>()?;
-    Ok(GgufTokenizer {
+    Ok(GgufVocabulary {
         model,
         pre: Some(pre),
         tokens,

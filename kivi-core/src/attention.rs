@@ -27,13 +27,7 @@ pub struct Attention {
 impl Attention {
     /// Plain scaled dot-product attention.
     pub fn new(query_heads: usize, scale: f32) -> Self {
-        Self {
-            query_heads,
-            scale,
-            softcap: None,
-            sink_logits: None,
-            alibi_slopes: None,
-        }
+        Self { query_heads, scale, softcap: None, sink_logits: None, alibi_slopes: None }
     }
 
     /// Checks the parameters against a layer.
@@ -44,16 +38,10 @@ impl Attention {
     pub fn validate(&self, layer: &LayerSpec) -> Result<()> {
         let heads = self.query_heads;
         if heads == 0 || !heads.is_multiple_of(layer.kv_heads) {
-            let reason = format!(
-                "{heads} query heads do not share {} kv heads",
-                layer.kv_heads
-            );
+            let reason = format!("{heads} query heads do not share {} kv heads", layer.kv_heads);
             return Err(Error::request("attend", reason));
         }
-        for (name, list) in [
-            ("sink logits", &self.sink_logits),
-            ("slopes", &self.alibi_slopes),
-        ] {
+        for (name, list) in [("sink logits", &self.sink_logits), ("slopes", &self.alibi_slopes)] {
             if let Some(list) = list
                 && list.len() != heads
             {
@@ -62,10 +50,9 @@ impl Attention {
             }
         }
         match self.softcap {
-            Some(cap) if cap.is_nan() || cap <= 0.0 => Err(Error::request(
-                "attend",
-                format!("soft-cap {cap} is not positive"),
-            )),
+            Some(cap) if cap.is_nan() || cap <= 0.0 => {
+                Err(Error::request("attend", format!("soft-cap {cap} is not positive")))
+            }
             _ => Ok(()),
         }
     }

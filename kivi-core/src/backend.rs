@@ -1,8 +1,8 @@
 //! What a backend provides: the cache operations, and the dense operations of a decoder.
 
 use crate::{
-    Attention, KeyValue, PackedKeys, PackedValues, PoolSpec, Result, Rope, SequenceLayout,
-    StepPlan, WeightData, WeightFormat, memory::MeasuredBytes,
+    Attention, CanonicalLayer, PoolSpec, Result, Rope, SequenceLayout, StepPlan, WeightData,
+    WeightFormat, memory::MeasuredBytes,
 };
 
 /// What a backend can do and how it behaves.
@@ -20,36 +20,8 @@ pub struct Capabilities {
 impl Capabilities {
     /// Capabilities of a backend.
     pub fn new(name: &'static str, device: impl Into<String>, deterministic: bool) -> Self {
-        Self {
-            name,
-            device: device.into(),
-            deterministic,
-        }
+        Self { name, device: device.into(), deterministic }
     }
-}
-
-/// Full-precision tokens of one layer in canonical form.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct FullTokens {
-    /// Position of the first token.
-    pub first: usize,
-    /// Number of tokens.
-    pub tokens: usize,
-    /// `[kv_heads, tokens, head_dim]`.
-    pub data: Vec<f32>,
-}
-
-/// One layer of one sequence in canonical form, the same on every backend.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CanonicalLayer {
-    /// The first `min(tokens, S)` tokens.
-    pub sinks: KeyValue<FullTokens>,
-    /// Quantized keys from position `S` on; `None` for an uncompressed format.
-    pub packed_keys: Option<PackedKeys>,
-    /// Quantized values from position `S` on; `None` for an uncompressed format.
-    pub packed_values: Option<PackedValues>,
-    /// The residual of a quantized format; all tokens after the sinks of an uncompressed one.
-    pub full: KeyValue<FullTokens>,
 }
 
 /// The cache operations: enough for someone who has their own model code.

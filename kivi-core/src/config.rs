@@ -110,10 +110,7 @@ impl Default for CacheConfigBuilder {
             page_tokens: 64,
             segment_tokens: None,
         };
-        Self {
-            config,
-            page_tokens: None,
-        }
+        Self { config, page_tokens: None }
     }
 }
 
@@ -187,10 +184,9 @@ impl CacheConfigBuilder {
             let allowed = format!("a positive multiple of the group size {g}, up to {MAX_LENGTH}");
             return Err(Error::config("residual-length", r, allowed));
         }
-        for (name, length) in [
-            ("sink-length", config.sink_length),
-            ("rollback-length", config.rollback_length),
-        ] {
+        for (name, length) in
+            [("sink-length", config.sink_length), ("rollback-length", config.rollback_length)]
+        {
             if length > MAX_LENGTH {
                 return Err(Error::config(name, length, format!("at most {MAX_LENGTH}")));
             }
@@ -227,10 +223,7 @@ mod tests {
     #[test]
     fn refusals_say_what_is_allowed() {
         let b = CacheConfig::builder;
-        assert_eq!(
-            message(b().group_size(0)),
-            "invalid group-size: 0 (16, 32, 64 or 128)"
-        );
+        assert_eq!(message(b().group_size(0)), "invalid group-size: 0 (16, 32, 64 or 128)");
         assert!(message(b().group_size(48)).contains("48"));
         assert!(message(b().residual_length(0)).contains("multiple of the group size 32"));
         assert!(message(b().residual_length(100)).contains("residual-length: 100"));
@@ -243,11 +236,7 @@ mod tests {
     #[test]
     fn default_page_is_the_largest_legal_one_up_to_64() {
         let page = |g, r| {
-            let config = CacheConfig::builder()
-                .group_size(g)
-                .residual_length(r)
-                .build()
-                .unwrap();
+            let config = CacheConfig::builder().group_size(g).residual_length(r).build().unwrap();
             config.page_tokens()
         };
         assert_eq!(page(32, 128), 64);

@@ -86,19 +86,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An [`Error::InvalidRequest`].
     pub fn request(operation: &'static str, reason: impl Into<String>) -> Self {
-        Self::InvalidRequest {
-            operation,
-            reason: reason.into(),
-        }
+        Self::InvalidRequest { operation, reason: reason.into() }
     }
 
     /// An [`Error::InvalidConfig`].
     pub fn config(name: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
-        Self::InvalidConfig {
-            name,
-            value: value.to_string(),
-            allowed: allowed.into(),
-        }
+        Self::InvalidConfig { name, value: value.to_string(), allowed: allowed.into() }
     }
 }
 
@@ -115,11 +108,6 @@ pub fn expect_len(
     if found == expected {
         Ok(())
     } else {
-        Err(Error::InvalidShape {
-            operation,
-            what,
-            found,
-            expected,
-        })
+        Err(Error::InvalidShape { operation, what, found, expected })
     }
 }

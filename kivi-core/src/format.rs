@@ -78,11 +78,7 @@ impl StoreDtype {
             Self::Bf16 => bf16::from_f32(x).to_f32(),
             Self::F32 => return x,
         };
-        if rounded.is_infinite() && x.is_finite() {
-            self.max().copysign(x)
-        } else {
-            rounded
-        }
+        if rounded.is_infinite() && x.is_finite() { self.max().copysign(x) } else { rounded }
     }
 
     /// Whether [`StoreDtype::round`] has to saturate `x`.
@@ -200,9 +196,6 @@ mod tests {
             assert_eq!(format.to_string(), name);
         }
         let message = "q4_0".parse::<Format>().unwrap_err().to_string();
-        assert!(
-            message.contains("q4_0") && message.contains("kivi2"),
-            "{message}"
-        );
+        assert!(message.contains("q4_0") && message.contains("kivi2"), "{message}");
     }
 }

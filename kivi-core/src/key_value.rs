@@ -17,27 +17,18 @@ impl<T> KeyValue<T> {
 
     /// Applies `f` to both.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> KeyValue<U> {
-        KeyValue {
-            keys: f(self.keys),
-            values: f(self.values),
-        }
+        KeyValue { keys: f(self.keys), values: f(self.values) }
     }
 
     /// Combines two pairs element by element.
     pub fn zip<U>(self, other: KeyValue<U>) -> KeyValue<(T, U)> {
-        KeyValue {
-            keys: (self.keys, other.keys),
-            values: (self.values, other.values),
-        }
+        KeyValue { keys: (self.keys, other.keys), values: (self.values, other.values) }
     }
 }
 
 impl<T: Clone> KeyValue<T> {
     /// The same for both.
     pub fn both(value: T) -> Self {
-        Self {
-            keys: value.clone(),
-            values: value,
-        }
+        Self { keys: value.clone(), values: value }
     }
 }

@@ -18,6 +18,7 @@
 
 mod attention;
 mod backend;
+mod canonical;
 mod config;
 mod error;
 mod format;
@@ -34,7 +35,8 @@ mod state;
 mod weight;
 
 pub use attention::Attention;
-pub use backend::{CacheBackend, CanonicalLayer, Capabilities, DecoderBackend, FullTokens};
+pub use backend::{CacheBackend, Capabilities, DecoderBackend};
+pub use canonical::{CanonicalLayer, FullTokens};
 pub use config::{CacheConfig, CacheConfigBuilder, ValueResidual};
 pub use error::{Error, Result, expect_len};
 pub use format::{Bits, Format, StoreDtype};

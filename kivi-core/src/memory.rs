@@ -109,25 +109,20 @@ pub fn of_sequence(
     let mut total = MemoryUsage::default();
     for (index, layer) in spec.layers().iter().enumerate() {
         let table = &layout.tables[spec.group_of(index)];
-        let live: Vec<_> = (0..table.len())
-            .filter(|&page| table[page] != crate::PageId::DROPPED)
-            .collect();
+        let live: Vec<_> =
+            (0..table.len()).filter(|&page| table[page] != crate::PageId::DROPPED).collect();
         let paged = |range: Range<usize>| -> usize {
             let start = |page| spec.page_start(page);
             let overlap = |page: usize| {
-                let (a, b) = (
-                    start(page).max(range.start),
-                    (start(page) + page_tokens).min(range.end),
-                );
+                let (a, b) =
+                    (start(page).max(range.start), (start(page) + page_tokens).min(range.end));
                 b.saturating_sub(a)
             };
             live.iter().map(|&page| overlap(page)).sum()
         };
         let packs = layer.format.map(|format| format.bits.is_some());
         let only = |keep: KeyValue<bool>, tokens: KeyValue<usize>| {
-            tokens
-                .zip(keep)
-                .map(|(tokens, keep)| if keep { tokens } else { 0 })
+            tokens.zip(keep).map(|(tokens, keep)| if keep { tokens } else { 0 })
         };
         let quantized = only(packs, layout.packed.map(|end| paged(sinks..end)));
         let room = KeyValue::both(live.len() * page_tokens);
@@ -170,13 +165,10 @@ pub fn predict(spec: &PoolSpec, policy: &dyn CachePolicy, tokens: usize) -> Memo
     let tables = (0..spec.group_count())
         .map(|group| {
             let layer = spec.group_layer(group);
-            let ends = layer.format.zip(packed).map(|(format, packed)| {
-                if format.bits.is_some() {
-                    packed
-                } else {
-                    tokens
-                }
-            });
+            let ends = layer
+                .format
+                .zip(packed)
+                .map(|(format, packed)| if format.bits.is_some() { packed } else { tokens });
             let pages = 0..spec.pages_until(ends.keys.max(ends.values));
             let page_tokens = spec.config().page_tokens();
             let id = |page: usize| {
@@ -186,36 +178,19 @@ pub fn predict(spec: &PoolSpec, policy: &dyn CachePolicy, tokens: usize) -> Memo
                 let before = tokens.saturating_sub(1);
                 let dropped =
                     positions.end <= before && !policy.needs_page(layer, positions, before);
-                if dropped {
-                    crate::PageId::DROPPED
-                } else {
-                    crate::PageId(page as u32)
-                }
+                if dropped { crate::PageId::DROPPED } else { crate::PageId(page as u32) }
             };
             pages.map(id).collect()
         })
         .collect();
-    let (kept, capacity) = (
-        policy.kept(tokens),
-        spec.whole_groups(policy.residual_capacity()),
-    );
-    let layout = SequenceLayout {
-        slot: 0,
-        tokens,
-        packed,
-        kept,
-        capacity,
-        tables,
-    };
+    let (kept, capacity) = (policy.kept(tokens), spec.whole_groups(policy.residual_capacity()));
+    let layout = SequenceLayout { slot: 0, tokens, packed, kept, capacity, tables };
     of_sequence(spec, policy, &layout)
 }
 
 /// Elements of the keys and values of `tokens` tokens over all layers.
 pub fn elements(spec: &PoolSpec, tokens: usize) -> usize {
-    spec.layers()
-        .iter()
-        .map(|layer| 2 * layer.kv_heads * layer.head_dim * tokens)
-        .sum()
+    spec.layers().iter().map(|layer| 2 * layer.kv_heads * layer.head_dim * tokens).sum()
 }
 
 /// Bytes of `tokens` tokens in an uncompressed f16 cache.

@@ -63,16 +63,7 @@ impl PackedKeys {
         let params = vec![f16::ZERO; kv_heads * tokens / group_size * head_dim];
         let codes = vec![0; kv_heads * words_for(bits, tokens) * head_dim];
         let (scales, zeros) = (params.clone(), params);
-        Ok(Self {
-            bits,
-            group_size,
-            kv_heads,
-            tokens,
-            head_dim,
-            codes,
-            scales,
-            zeros,
-        })
+        Ok(Self { bits, group_size, kv_heads, tokens, head_dim, codes, scales, zeros })
     }
 
     /// Quantizes `keys`, `[kv_heads, tokens, head_dim]`, already rounded to the store type.
@@ -86,12 +77,7 @@ impl PackedKeys {
         keys: &[f32],
     ) -> Result<Self> {
         let [kv_heads, tokens, head_dim] = shape;
-        expect_len(
-            "pack keys",
-            "keys",
-            keys.len(),
-            kv_heads * tokens * head_dim,
-        )?;
+        expect_len("pack keys", "keys", keys.len(), kv_heads * tokens * head_dim)?;
         let mut packed = Self::zeroed(bits, group_size, shape)?;
         for head in 0..kv_heads {
             for group in 0..tokens / group_size {
@@ -124,10 +110,7 @@ impl PackedKeys {
     /// Scale and zero of the group `token / G` of one channel.
     pub fn params(&self, head: usize, group: usize, channel: usize) -> GroupParams {
         let index = self.param_index(head, group, channel);
-        GroupParams {
-            scale: self.scales[index],
-            zero: self.zeros[index],
-        }
+        GroupParams { scale: self.scales[index], zero: self.zeros[index] }
     }
 
     /// Sets scale and zero of a group.
@@ -192,16 +175,7 @@ impl PackedValues {
         let params = vec![f16::ZERO; kv_heads * tokens * head_dim.div_ceil(group_size)];
         let codes = vec![0; kv_heads * tokens * words_for(bits, head_dim)];
         let (scales, zeros) = (params.clone(), params);
-        Ok(Self {
-            bits,
-            group_size,
-            kv_heads,
-            tokens,
-            head_dim,
-            codes,
-            scales,
-            zeros,
-        })
+        Ok(Self { bits, group_size, kv_heads, tokens, head_dim, codes, scales, zeros })
     }
 
     /// Quantizes `values`, `[kv_heads, tokens, head_dim]`, already rounded to the store type.
@@ -215,12 +189,7 @@ impl PackedValues {
         values: &[f32],
     ) -> Result<Self> {
         let [kv_heads, tokens, head_dim] = shape;
-        expect_len(
-            "pack values",
-            "values",
-            values.len(),
-            kv_heads * tokens * head_dim,
-        )?;
+        expect_len("pack values", "values", values.len(), kv_heads * tokens * head_dim)?;
         let mut packed = Self::zeroed(bits, group_size, shape)?;
         for head in 0..kv_heads {
             for token in 0..tokens {
@@ -257,10 +226,7 @@ impl PackedValues {
     /// Scale and zero of the group `channel / G` of one token.
     pub fn params(&self, head: usize, token: usize, group: usize) -> GroupParams {
         let index = self.param_index(head, token, group);
-        GroupParams {
-            scale: self.scales[index],
-            zero: self.zeros[index],
-        }
+        GroupParams { scale: self.scales[index], zero: self.zeros[index] }
     }
 
     /// Sets scale and zero of a group.
@@ -290,10 +256,7 @@ mod tests {
         let keys: Vec<f32> = (0..16).map(|t| (t % 4) as f32).collect();
         let packed = PackedKeys::quantize(Bits::Two, 16, [1, 16, 1], &keys).unwrap();
         assert_eq!(packed.codes, [0xE4E4_E4E4]);
-        assert_eq!(
-            (packed.scales[0].to_f32(), packed.zeros[0].to_f32()),
-            (1.0, 0.0)
-        );
+        assert_eq!((packed.scales[0].to_f32(), packed.zeros[0].to_f32()), (1.0, 0.0));
         // The same along the channels of one token.
         let packed = PackedValues::quantize(Bits::Two, 16, [1, 1, 16], &keys).unwrap();
         assert_eq!(packed.codes, [0xE4E4_E4E4]);
@@ -304,19 +267,7 @@ mod tests {
         // Two channels, 32 tokens at 4 bits: channel 0 counts up, channel 1 is constant.
         let keys: Vec<f32> = (0..32).flat_map(|t| [(t % 16) as f32, 7.0]).collect();
         let packed = PackedKeys::quantize(Bits::Four, 32, [1, 32, 2], &keys).unwrap();
-        assert_eq!(
-            packed.codes,
-            [
-                0x7654_3210,
-                0,
-                0xFEDC_BA98,
-                0,
-                0x7654_3210,
-                0,
-                0xFEDC_BA98,
-                0
-            ]
-        );
+        assert_eq!(packed.codes, [0x7654_3210, 0, 0xFEDC_BA98, 0, 0x7654_3210, 0, 0xFEDC_BA98, 0]);
         assert_eq!(packed.dequantize(0, 21, 0), 5.0);
         assert_eq!(packed.dequantize(0, 21, 1), 7.0);
     }
@@ -324,9 +275,7 @@ mod tests {
     #[test]
     fn last_value_group_may_be_short() {
         // 80 channels in groups of 32: 32 + 32 + 16.
-        let values: Vec<f32> = (0..80)
-            .map(|c| if c < 64 { 1.0 } else { c as f32 })
-            .collect();
+        let values: Vec<f32> = (0..80).map(|c| if c < 64 { 1.0 } else { c as f32 }).collect();
         let packed = PackedValues::quantize(Bits::Eight, 32, [1, 1, 80], &values).unwrap();
         assert_eq!((packed.scales.len(), packed.codes.len()), (3, 20));
         assert_eq!(packed.params(0, 0, 2).zero.to_f32(), 64.0);

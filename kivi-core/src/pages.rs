@@ -25,11 +25,7 @@ pub(crate) struct PageAllocator {
 
 impl PageAllocator {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self {
-            users: Vec::new(),
-            free: Vec::new(),
-            capacity,
-        }
+        Self { users: Vec::new(), free: Vec::new(), capacity }
     }
 
     pub(crate) fn free_count(&self) -> usize {

@@ -108,9 +108,6 @@ impl StepPlan {
 
     /// The last row of every sequence.
     pub fn last_rows(&self) -> Vec<usize> {
-        self.sequences
-            .iter()
-            .map(|sequence| sequence.rows.end - 1)
-            .collect()
+        self.sequences.iter().map(|sequence| sequence.rows.end - 1).collect()
     }
 }

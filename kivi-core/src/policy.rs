@@ -81,9 +81,7 @@ impl CachePolicy for KiviPolicy {
     fn needs_page(&self, layer: &LayerSpec, page: Range<usize>, tokens: usize) -> bool {
         // The next query may be as early as `tokens − rollback_length`.
         let next = tokens.saturating_sub(self.rollback_length);
-        layer
-            .window
-            .is_none_or(|window| page.end + window > next + 1)
+        layer.window.is_none_or(|window| page.end + window > next + 1)
     }
 }
 
@@ -115,11 +113,7 @@ mod tests {
             (256, 256, 128),
             (1000, 896, 872),
         ] {
-            assert_eq!(
-                p.packed(tokens),
-                KeyValue::new(keys, values),
-                "{tokens} tokens"
-            );
+            assert_eq!(p.packed(tokens), KeyValue::new(keys, values), "{tokens} tokens");
         }
     }
 
@@ -147,10 +141,7 @@ mod tests {
         let capacity = p.residual_capacity();
         for tokens in 0..2000 {
             let held = p.kept(tokens).map(|first| tokens + 1 - first);
-            assert!(
-                held.keys <= capacity.keys && held.values <= capacity.values,
-                "{tokens}"
-            );
+            assert!(held.keys <= capacity.keys && held.values <= capacity.values, "{tokens}");
         }
     }
 }

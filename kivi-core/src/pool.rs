@@ -19,12 +19,7 @@ impl LayerSpec {
     /// A layer with the configuration's formats and no window.
     pub fn new(config: &CacheConfig, kv_heads: usize, head_dim: usize) -> Self {
         let format = KeyValue::new(config.key(), config.value());
-        Self {
-            kv_heads,
-            head_dim,
-            format,
-            window: None,
-        }
+        Self { kv_heads, head_dim, format, window: None }
     }
 
     /// Whether position `token` is visible to a query at `query`.
@@ -78,10 +73,7 @@ impl PoolSpec {
             if layer.window == Some(0) {
                 return Err(Error::config("window", 0, "at least 1"));
             }
-            if layer
-                .window
-                .is_some_and(|window| window <= config.residual_length())
-            {
+            if layer.window.is_some_and(|window| window <= config.residual_length()) {
                 layer.format = layer.format.map(Format::full);
             }
         }
@@ -89,24 +81,14 @@ impl PoolSpec {
         let groups = layers
             .iter()
             .map(|layer| {
-                distinct
-                    .iter()
-                    .position(|known| *known == layer)
-                    .unwrap_or_else(|| {
-                        distinct.push(layer);
-                        distinct.len() - 1
-                    })
+                distinct.iter().position(|known| *known == layer).unwrap_or_else(|| {
+                    distinct.push(layer);
+                    distinct.len() - 1
+                })
             })
             .collect();
         let group_count = distinct.len();
-        Ok(Self {
-            config,
-            layers,
-            groups,
-            group_count,
-            max_pages,
-            max_sequences,
-        })
+        Ok(Self { config, layers, groups, group_count, max_pages, max_sequences })
     }
 
     /// A pool for `sequences` sequences of up to `tokens` tokens each.
@@ -120,15 +102,9 @@ impl PoolSpec {
         tokens: usize,
     ) -> Result<Self> {
         let pages = tokens.div_ceil(config.page_tokens());
-        let max_pages = pages
-            .checked_mul(sequences)
-            .filter(|&n| u32::try_from(n).is_ok());
+        let max_pages = pages.checked_mul(sequences).filter(|&n| u32::try_from(n).is_ok());
         let max_pages = max_pages.ok_or_else(|| {
-            Error::config(
-                "context",
-                tokens,
-                format!("fewer tokens for {sequences} sequences"),
-            )
+            Error::config("context", tokens, format!("fewer tokens for {sequences} sequences"))
         })?;
         Self::new(config, layers, max_pages, sequences)
     }
@@ -176,27 +152,19 @@ impl PoolSpec {
 
     /// Pages that cover the positions from the sinks up to `end`.
     pub fn pages_until(&self, end: usize) -> usize {
-        end.saturating_sub(self.config.sink_length())
-            .div_ceil(self.config.page_tokens())
+        end.saturating_sub(self.config.sink_length()).div_ceil(self.config.page_tokens())
     }
 
     /// Room in a residual for that many tokens: keys come in whole groups, so that a backend can
     /// keep the tokens of a group side by side, as their codes will be.
     pub fn whole_groups(&self, tokens: KeyValue<usize>) -> KeyValue<usize> {
-        KeyValue::new(
-            tokens.keys.next_multiple_of(self.config.group_size()),
-            tokens.values,
-        )
+        KeyValue::new(tokens.keys.next_multiple_of(self.config.group_size()), tokens.values)
     }
 
     /// Bytes of the codes of `tokens` quantized keys and values of a layer; 0 for a full format.
     pub fn code_bytes(&self, layer: &LayerSpec, tokens: KeyValue<usize>) -> usize {
         let words = KeyValue::new(
-            layer
-                .format
-                .keys
-                .bits
-                .map_or(0, |bits| words_for(bits, tokens.keys) * layer.head_dim),
+            layer.format.keys.bits.map_or(0, |bits| words_for(bits, tokens.keys) * layer.head_dim),
             layer
                 .format
                 .values
@@ -210,16 +178,8 @@ impl PoolSpec {
     pub fn param_bytes(&self, layer: &LayerSpec, tokens: KeyValue<usize>) -> usize {
         let g = self.config.group_size();
         let groups = KeyValue::new(
-            layer
-                .format
-                .keys
-                .bits
-                .map_or(0, |_| tokens.keys.div_ceil(g) * layer.head_dim),
-            layer
-                .format
-                .values
-                .bits
-                .map_or(0, |_| tokens.values * layer.head_dim.div_ceil(g)),
+            layer.format.keys.bits.map_or(0, |_| tokens.keys.div_ceil(g) * layer.head_dim),
+            layer.format.values.bits.map_or(0, |_| tokens.values * layer.head_dim.div_ceil(g)),
         );
         4 * layer.kv_heads * (groups.keys + groups.values)
     }

@@ -45,26 +45,17 @@ impl GroupParams {
         for x in group {
             // Comparisons drop NaN, so it is looked for explicitly.
             if !x.is_finite() {
-                return Self {
-                    scale: f16::ZERO,
-                    zero: NAN_ZERO,
-                };
+                return Self { scale: f16::ZERO, zero: NAN_ZERO };
             }
             min = min.min(x);
             max = max.max(x);
         }
         if min > max {
-            return Self {
-                scale: f16::ZERO,
-                zero: f16::ZERO,
-            };
+            return Self { scale: f16::ZERO, zero: f16::ZERO };
         }
         let scale = round_f16_saturating((max - min) * (1.0 / bits.levels() as f32));
         let scale = if scale < MIN_SCALE { f16::ZERO } else { scale };
-        Self {
-            scale,
-            zero: round_f16_saturating(min),
-        }
+        Self { scale, zero: round_f16_saturating(min) }
     }
 
     /// The code of one element of the group.
@@ -103,11 +94,7 @@ impl GroupParams {
 /// Nearest f16, ties to even; what lies beyond the range becomes the largest finite value.
 fn round_f16_saturating(x: f32) -> f16 {
     let rounded = f16::from_f32(x);
-    if rounded.is_infinite() {
-        f16::MAX.copysign(rounded)
-    } else {
-        rounded
-    }
+    if rounded.is_infinite() { f16::MAX.copysign(rounded) } else { rounded }
 }
 
 #[cfg(test)]

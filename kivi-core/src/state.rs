@@ -77,15 +77,7 @@ impl CacheState {
         let allocators = (0..spec.group_count()).map(new_allocator).collect();
         let (slots, generations) = (Vec::new(), Vec::new());
         let (freed, freed_slots) = (Vec::new(), Vec::new());
-        Self {
-            spec,
-            policy,
-            allocators,
-            slots,
-            generations,
-            freed,
-            freed_slots,
-        }
+        Self { spec, policy, allocators, slots, generations, freed, freed_slots }
     }
 
     /// The shape of the pool.
@@ -165,14 +157,8 @@ impl CacheState {
     pub fn plan(&mut self, requests: &[StepRequest], plan: &mut StepPlan) -> Result<()> {
         let mut advances = Vec::with_capacity(requests.len());
         for (i, request) in requests.iter().enumerate() {
-            if requests[..i]
-                .iter()
-                .any(|other| other.sequence == request.sequence)
-            {
-                return Err(Error::request(
-                    "plan",
-                    "a sequence appears twice in one step",
-                ));
+            if requests[..i].iter().any(|other| other.sequence == request.sequence) {
+                return Err(Error::request("plan", "a sequence appears twice in one step"));
             }
             let sequence = self.get("plan", request.sequence)?;
             advances.push(sequence.advance(&self.spec, self.policy.as_ref(), request.tokens)?);
@@ -206,23 +192,14 @@ impl CacheState {
     pub fn truncate(&mut self, id: SequenceId, tokens: usize) -> Result<()> {
         let packed = self.policy.packed(tokens);
         let packs = KeyValue::new(
-            self.spec
-                .layers()
-                .iter()
-                .any(|layer| layer.format.keys.bits.is_some()),
-            self.spec
-                .layers()
-                .iter()
-                .any(|layer| layer.format.values.bits.is_some()),
+            self.spec.layers().iter().any(|layer| layer.format.keys.bits.is_some()),
+            self.spec.layers().iter().any(|layer| layer.format.values.bits.is_some()),
         );
         let rollback = self.spec.config().rollback_length();
         let sequence = self.get("truncate", id)?;
         let now = sequence.tokens;
         if tokens > now {
-            return Err(Error::request(
-                "truncate",
-                format!("{tokens} tokens of {now}"),
-            ));
+            return Err(Error::request("truncate", format!("{tokens} tokens of {now}")));
         }
         let lost = |kept: usize, packed: usize, packs: bool| packs && kept > packed;
         // Tokens of an open segment were never quantized, so any of them can be taken back.
@@ -234,11 +211,7 @@ impl CacheState {
             );
             return Err(Error::request("truncate", reason));
         }
-        let windowed = self
-            .spec
-            .layers()
-            .iter()
-            .any(|layer| layer.window.is_some());
+        let windowed = self.spec.layers().iter().any(|layer| layer.window.is_some());
         if windowed && tokens + rollback < now && sequence.has_dropped_pages() {
             let reason = format!("pages behind the window are gone; rollback length is {rollback}");
             return Err(Error::request("truncate", reason));
@@ -314,11 +287,7 @@ impl CacheState {
 
     fn get(&self, operation: &'static str, id: SequenceId) -> Result<&Sequence> {
         let current = self.generations.get(id.slot()) == Some(&id.generation);
-        let sequence = self
-            .slots
-            .get(id.slot())
-            .filter(|_| current)
-            .and_then(Option::as_ref);
+        let sequence = self.slots.get(id.slot()).filter(|_| current).and_then(Option::as_ref);
         sequence.ok_or_else(|| Error::request(operation, "no such sequence"))
     }
 
@@ -349,22 +318,14 @@ impl CacheState {
         self.slots[slot] = Some(sequence);
         // A slot that is used again must not be cleared under its new owner.
         self.freed_slots.retain(|&freed| freed != slot);
-        Ok(SequenceId {
-            slot: slot as u32,
-            generation: self.generations[slot],
-        })
+        Ok(SequenceId { slot: slot as u32, generation: self.generations[slot] })
     }
 
     fn expect_pages(&self, group: usize, needed: usize) -> Result<()> {
         let free = self.free_pages(group);
         if needed > free {
             let total = self.spec.max_pages();
-            return Err(Error::PoolExhausted {
-                what: "pages",
-                needed,
-                free,
-                total,
-            });
+            return Err(Error::PoolExhausted { what: "pages", needed, free, total });
         }
         Ok(())
     }
@@ -419,24 +380,13 @@ impl CacheState {
         };
         let mut before = sequence.layout(id.slot());
         before.capacity = advance.capacity_during;
-        let quantize = sequence
-            .packed
-            .zip(advance.packed)
-            .map(|(from, to)| from..to);
+        let quantize = sequence.packed.zip(advance.packed).map(|(from, to)| from..to);
         sequence.tokens += rows.len();
         sequence.packed = advance.packed;
         sequence.kept = advance.kept;
         sequence.capacity = advance.capacity_after;
         let (kept, capacity, views) = (advance.kept, advance.capacity_after, advance.views);
-        SequencePlan {
-            sequence: id,
-            rows,
-            before,
-            views,
-            quantize,
-            kept,
-            capacity,
-        }
+        SequencePlan { sequence: id, rows, before, views, quantize, kept, capacity }
     }
 
     /// Gives the sequence a page of its own in place of a shared one.

@@ -99,9 +99,7 @@ impl WeightFormat {
         if !columns.is_multiple_of(self.block_elements()) {
             return None;
         }
-        (columns / self.block_elements())
-            .checked_mul(self.block_bytes())?
-            .checked_mul(rows)
+        (columns / self.block_elements()).checked_mul(self.block_bytes())?.checked_mul(rows)
     }
 }
 
@@ -129,25 +127,14 @@ impl WeightData {
     /// [`Error::InvalidWeight`] when `bytes` is not exactly as long as the shape says or a row is
     /// not a whole number of blocks.
     pub fn new(format: WeightFormat, shape: [usize; 2], bytes: Bytes) -> Result<Self> {
-        let fail = |reason| Error::InvalidWeight {
-            format: format.name(),
-            shape,
-            reason,
-        };
+        let fail = |reason| Error::InvalidWeight { format: format.name(), shape, reason };
         let expected = format.tensor_bytes(shape).ok_or_else(|| {
-            fail(format!(
-                "rows must be whole blocks of {}",
-                format.block_elements()
-            ))
+            fail(format!("rows must be whole blocks of {}", format.block_elements()))
         })?;
         if bytes.len() != expected {
             return Err(fail(format!("{} bytes, expected {expected}", bytes.len())));
         }
-        Ok(Self {
-            format,
-            shape,
-            bytes,
-        })
+        Ok(Self { format, shape, bytes })
     }
 
     /// Element format.

@@ -40,20 +40,12 @@ impl CpuRef {
             // A_j = q · k_j, scaled, capped and biased.
             let mut weights: Vec<f32> = Vec::with_capacity(visible.len());
             for (&token, key) in visible.iter().zip(&keys) {
-                let dot = query
-                    .iter()
-                    .zip(&key[channels.clone()])
-                    .map(|(q, k)| q * k)
-                    .sum();
+                let dot = query.iter().zip(&key[channels.clone()]).map(|(q, k)| q * k).sum();
                 weights.push(attention.logit(head, query_position, token, dot));
             }
             // Softmax, shifted by the largest logit; a learned sink only adds to the denominator.
             let sink = attention.sink_logits.as_ref().map(|sinks| sinks[head]);
-            let largest = weights
-                .iter()
-                .copied()
-                .chain(sink)
-                .fold(f32::NEG_INFINITY, f32::max);
+            let largest = weights.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
             let mut denominator = sink.map_or(0.0, |sink| (sink - largest).exp());
             for weight in &mut weights {
                 *weight = (*weight - largest).exp();

@@ -56,11 +56,7 @@ impl Cache {
             slots: Vec::new(),
         };
         let layers = spec.layers().iter().map(layer).collect();
-        Self {
-            spec: spec.clone(),
-            layers,
-            saturated: 0,
-        }
+        Self { spec: spec.clone(), layers, saturated: 0 }
     }
 
     pub(crate) fn expect_layer(&self, operation: &'static str, layer: usize) -> Result<()> {
@@ -106,24 +102,11 @@ impl Cache {
             known.used = true;
             return Ok(());
         }
-        let keys = format
-            .keys
-            .bits
-            .map(|bits| PackedKeys::zeroed(bits, g, shape))
-            .transpose()?;
-        let values = format
-            .values
-            .bits
-            .map(|bits| PackedValues::zeroed(bits, g, shape))
-            .transpose()?;
+        let keys = format.keys.bits.map(|bits| PackedKeys::zeroed(bits, g, shape)).transpose()?;
+        let values =
+            format.values.bits.map(|bits| PackedValues::zeroed(bits, g, shape)).transpose()?;
         let (full, filled) = (KeyValue::default(), KeyValue::default());
-        pages[page.index()] = Some(Page {
-            keys,
-            values,
-            full,
-            filled,
-            used: true,
-        });
+        pages[page.index()] = Some(Page { keys, values, full, filled, used: true });
         Ok(())
     }
 
@@ -150,18 +133,12 @@ impl Cache {
     }
 
     pub(crate) fn page(&self, layer: usize, page: PageId) -> Result<&Page> {
-        let found = self.layers[layer]
-            .pages
-            .get(page.index())
-            .and_then(Option::as_ref);
+        let found = self.layers[layer].pages.get(page.index()).and_then(Option::as_ref);
         found.ok_or_else(|| unknown_page(page))
     }
 
     pub(crate) fn page_mut(&mut self, layer: usize, page: PageId) -> Result<&mut Page> {
-        let found = self.layers[layer]
-            .pages
-            .get_mut(page.index())
-            .and_then(Option::as_mut);
+        let found = self.layers[layer].pages.get_mut(page.index()).and_then(Option::as_mut);
         found.ok_or_else(|| unknown_page(page))
     }
 
@@ -207,21 +184,14 @@ impl Cache {
         boundary: usize,
     ) -> Result<Vec<f32>> {
         let slot = &self.layers[layer].slots[layout.slot];
-        self.token(
-            layer,
-            layout,
-            position,
-            boundary,
-            &slot.full.values,
-            |page| {
-                (
-                    &page.full.values,
-                    page.values.as_ref().map(|values| {
-                        move |head, token, channel| values.dequantize(head, token, channel)
-                    }),
-                )
-            },
-        )
+        self.token(layer, layout, position, boundary, &slot.full.values, |page| {
+            (
+                &page.full.values,
+                page.values.as_ref().map(|values| {
+                    move |head, token, channel| values.dequantize(head, token, channel)
+                }),
+            )
+        })
     }
 
     /// Sinks and what the query sees in full precision from the slot, everything else from pages.
@@ -239,9 +209,7 @@ impl Cache {
             return slot.get(&position).cloned().ok_or_else(missing);
         }
         let located = self.locate(layer, layout, position);
-        let page = located
-            .map(|(page, _)| self.page(layer, page))
-            .transpose()?;
+        let page = located.map(|(page, _)| self.page(layer, page)).transpose()?;
         match page.map(of_page) {
             // An uncompressed format.
             Some((full, None)) => full.get(&position).cloned().ok_or_else(missing),
@@ -250,9 +218,7 @@ impl Cache {
                 let spec = &self.layers[layer].spec;
                 let channels = |head| (0..spec.head_dim).map(move |channel| (head, channel));
                 let row = (0..spec.kv_heads).flat_map(channels);
-                Ok(row
-                    .map(|(head, channel)| dequantize(head, token, channel))
-                    .collect())
+                Ok(row.map(|(head, channel)| dequantize(head, token, channel)).collect())
             }
             _ => slot.get(&position).cloned().ok_or_else(missing),
         }

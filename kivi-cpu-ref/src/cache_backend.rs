@@ -37,9 +37,7 @@ impl CacheBackend for CpuRef {
 
     fn begin_step(&self, cache: &mut Cache, plan: &StepPlan) -> Result<()> {
         let layers_of = |cache: &Cache, group: usize| -> Vec<usize> {
-            (0..cache.layers.len())
-                .filter(|&layer| cache.spec.group_of(layer) == group)
-                .collect()
+            (0..cache.layers.len()).filter(|&layer| cache.spec.group_of(layer) == group).collect()
         };
         for freed in &plan.freed {
             for layer in layers_of(cache, freed.group) {
@@ -81,11 +79,7 @@ impl CacheBackend for CpuRef {
         for sequence in &plan.sequences {
             for (row, position) in sequence.rows.clone().zip(sequence.positions()) {
                 let key = round(keys.row(row), spec.format.keys.store, &mut cache.saturated);
-                let value = round(
-                    values.row(row),
-                    spec.format.values.store,
-                    &mut cache.saturated,
-                );
+                let value = round(values.row(row), spec.format.values.store, &mut cache.saturated);
                 let located = if position < sinks {
                     None
                 } else {
@@ -96,11 +90,7 @@ impl CacheBackend for CpuRef {
                         Some((page, _)) => &mut cache.page_mut(layer, page)?.full,
                         None => &mut cache.slot_mut(layer, sequence.before.slot).full,
                     };
-                    let tokens = if is_key {
-                        &mut full.keys
-                    } else {
-                        &mut full.values
-                    };
+                    let tokens = if is_key { &mut full.keys } else { &mut full.values };
                     tokens.insert(position, token);
                     Ok::<_, Error>(())
                 };
@@ -153,12 +143,8 @@ impl CacheBackend for CpuRef {
             let slot = cache.slot_mut(layer, sequence.before.slot);
             slot.capacity = sequence.capacity;
             let outlives = |position: usize, kept: usize| position < sinks || position >= kept;
-            slot.full
-                .keys
-                .retain(|&position, _| outlives(position, sequence.kept.keys));
-            slot.full
-                .values
-                .retain(|&position, _| outlives(position, sequence.kept.values));
+            slot.full.keys.retain(|&position, _| outlives(position, sequence.kept.keys));
+            slot.full.values.retain(|&position, _| outlives(position, sequence.kept.values));
         }
         Ok(())
     }
@@ -179,10 +165,7 @@ impl CacheBackend for CpuRef {
     ) -> Result<CanonicalLayer> {
         cache.expect_layer("export", layer)?;
         let spec = &cache.layers[layer].spec;
-        let (sinks, g) = (
-            cache.spec.config().sink_length(),
-            cache.spec.config().group_size(),
-        );
+        let (sinks, g) = (cache.spec.config().sink_length(), cache.spec.config().group_size());
         let quantized = layout.packed.map(|end| end - sinks);
         let shape = |tokens| [spec.kv_heads, tokens, spec.head_dim];
         let page_of = |position| {
@@ -235,15 +218,10 @@ impl CacheBackend for CpuRef {
                 .collect();
             let rows = rows?;
             let heads = (0..spec.kv_heads).flat_map(|head| {
-                rows.iter()
-                    .flat_map(move |row| &row[head * spec.head_dim..][..spec.head_dim])
+                rows.iter().flat_map(move |row| &row[head * spec.head_dim..][..spec.head_dim])
             });
             let data = heads.copied().collect();
-            Ok::<_, Error>(FullTokens {
-                first: range.start,
-                tokens: range.len(),
-                data,
-            })
+            Ok::<_, Error>(FullTokens { first: range.start, tokens: range.len(), data })
         };
         let first = |bits: Option<_>, kept: usize| if bits.is_some() { kept } else { sinks };
         let tail = |first: usize| first..layout.tokens.max(first);
@@ -254,10 +232,7 @@ impl CacheBackend for CpuRef {
             packed_values,
             full: KeyValue::new(
                 gather(tail(first(spec.format.keys.bits, layout.kept.keys)), true)?,
-                gather(
-                    tail(first(spec.format.values.bits, layout.kept.values)),
-                    false,
-                )?,
+                gather(tail(first(spec.format.values.bits, layout.kept.values)), false)?,
             ),
         })
     }
@@ -270,20 +245,16 @@ impl CacheBackend for CpuRef {
         contents: &CanonicalLayer,
     ) -> Result<()> {
         cache.expect_layer("import", layer)?;
+        contents.check(&cache.spec, &cache.layers[layer].spec, layout)?;
         cache.make_room(layout)?;
         let spec = cache.layers[layer].spec.clone();
-        let (sinks, g) = (
-            cache.spec.config().sink_length(),
-            cache.spec.config().group_size(),
-        );
-        let quantized = layout.packed.map(|end| end - sinks);
+        let (sinks, g) = (cache.spec.config().sink_length(), cache.spec.config().group_size());
         let locate = |cache: &Cache, position| {
             let located = cache.locate(layer, layout, position);
             located.ok_or_else(|| Error::request("import", format!("no page for {position}")))
         };
 
         if let Some(keys) = &contents.packed_keys {
-            expect_len("import", "quantized keys", keys.tokens, quantized.keys)?;
             for token in 0..keys.tokens {
                 let (page, index) = locate(cache, sinks + token)?;
                 let page = cache.page_mut(layer, page)?;
@@ -299,12 +270,6 @@ impl CacheBackend for CpuRef {
             }
         }
         if let Some(values) = &contents.packed_values {
-            expect_len(
-                "import",
-                "quantized values",
-                values.tokens,
-                quantized.values,
-            )?;
             for token in 0..values.tokens {
                 let (page, index) = locate(cache, sinks + token)?;
                 let page = cache.page_mut(layer, page)?;
@@ -328,19 +293,7 @@ impl CacheBackend for CpuRef {
             (&contents.sinks.values, false),
             (&contents.full.values, false),
         ] {
-            expect_len(
-                "import",
-                "tokens",
-                tokens.data.len(),
-                spec.kv_heads * tokens.tokens * width,
-            )?;
-            let paged = if is_key {
-                spec.format.keys
-            } else {
-                spec.format.values
-            }
-            .bits
-            .is_none();
+            let paged = if is_key { spec.format.keys } else { spec.format.values }.bits.is_none();
             for token in 0..tokens.tokens {
                 let position = tokens.first + token;
                 let row = (0..spec.kv_heads).flat_map(|head| {
@@ -354,11 +307,7 @@ impl CacheBackend for CpuRef {
                 } else {
                     &mut cache.slot_mut(layer, layout.slot).full
                 };
-                let own = if is_key {
-                    &mut full.keys
-                } else {
-                    &mut full.values
-                };
+                let own = if is_key { &mut full.keys } else { &mut full.values };
                 own.insert(position, row);
             }
         }
@@ -388,10 +337,7 @@ impl CacheBackend for CpuRef {
             for slot in layer.slots.iter().filter(|slot| slot.allocated) {
                 total.full_precision +=
                     full(KeyValue::new(slot.full.keys.len(), slot.full.values.len()));
-                let room = slot
-                    .capacity
-                    .zip(packs)
-                    .map(|(n, packs)| if packs { n } else { 0 });
+                let room = slot.capacity.zip(packs).map(|(n, packs)| if packs { n } else { 0 });
                 total.allocated += full(room.map(|room| room + sinks));
             }
         }
@@ -418,9 +364,8 @@ fn quantize_keys(cache: &mut Cache, layer: usize, sequence: &SequencePlan) -> Re
     };
     for start in sequence.quantize.keys.clone().step_by(g) {
         let slot = cache.slot_mut(layer, sequence.before.slot);
-        let group: Result<Vec<Vec<f32>>> = (start..start + g)
-            .map(|position| token(&slot.full.keys, position))
-            .collect();
+        let group: Result<Vec<Vec<f32>>> =
+            (start..start + g).map(|position| token(&slot.full.keys, position)).collect();
         let group = group?;
         let Some((page, first)) = cache.locate(layer, &sequence.before, start) else {
             continue;

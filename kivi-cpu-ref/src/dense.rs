@@ -119,10 +119,7 @@ impl DecoderBackend for CpuRef {
         let mut data = Vec::with_capacity(rows.len() * x.width);
         for &row in rows {
             if row >= x.rows {
-                return Err(Error::request(
-                    "select rows",
-                    format!("row {row} of {}", x.rows),
-                ));
+                return Err(Error::request("select rows", format!("row {row} of {}", x.rows)));
             }
             data.extend_from_slice(x.row(row));
         }

@@ -71,20 +71,11 @@ impl Cpu {
                 let kv_heads = 0..layer.spec.kv_heads;
                 blocks.extend(kv_heads.map(|kv_head| {
                     let rows = rows.clone();
-                    Block {
-                        sequence,
-                        kv_head,
-                        rows,
-                    }
+                    Block { sequence, kv_head, rows }
                 }));
             }
         }
-        let walk = Walk {
-            layer,
-            group,
-            attention,
-            queries,
-        };
+        let walk = Walk { layer, group, attention, queries };
         let few = blocks.len() < 4 * self.threads();
         let results: Vec<Partial> = self.threads.install(|| {
             let all_splits = |block: &Block| {
@@ -96,9 +87,8 @@ impl Cpu {
                 return blocks.par_iter().map(all_splits).collect();
             }
             // One task per split, combined afterwards in the same order as above.
-            let tasks = blocks
-                .iter()
-                .flat_map(|block| (0..block.splits()).map(move |s| (block, s)));
+            let tasks =
+                blocks.iter().flat_map(|block| (0..block.splits()).map(move |s| (block, s)));
             let tasks: Vec<_> = tasks.collect();
             let partials: Vec<Partial> = tasks
                 .par_iter()
@@ -124,8 +114,6 @@ impl Cpu {
     }
 
     fn combine(&self, splits: impl Iterator<Item = Partial>) -> Partial {
-        splits
-            .reduce(|total, split| total.combine(&split))
-            .unwrap_or_default()
+        splits.reduce(|total, split| total.combine(&split)).unwrap_or_default()
     }
 }

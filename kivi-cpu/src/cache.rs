@@ -66,11 +66,7 @@ impl Cache {
             slots: Vec::new(),
         };
         let layers = spec.layers().iter().map(layer).collect();
-        Self {
-            spec: spec.clone(),
-            layers,
-            saturated: 0,
-        }
+        Self { spec: spec.clone(), layers, saturated: 0 }
     }
 
     pub(crate) fn layer(&self, operation: &'static str, index: usize) -> Result<&LayerCache> {

@@ -16,20 +16,12 @@ impl CacheBackend for Cpu {
     fn capabilities(&self) -> Capabilities {
         let threads = self.threads();
         let plural = if threads == 1 { "" } else { "s" };
-        Capabilities::new(
-            NAME,
-            format!("{threads} thread{plural}, {}", self.isa),
-            true,
-        )
+        Capabilities::new(NAME, format!("{threads} thread{plural}, {}", self.isa), true)
     }
 
     fn upload(&self, rows: usize, width: usize, data: &[f32]) -> Result<Matrix> {
         expect_len("upload", "data", data.len(), rows * width)?;
-        Ok(Matrix {
-            rows,
-            width,
-            data: data.to_vec(),
-        })
+        Ok(Matrix { rows, width, data: data.to_vec() })
     }
 
     fn read(&self, buffer: &Matrix, out: &mut [f32]) -> Result<()> {
@@ -58,9 +50,7 @@ impl CacheBackend for Cpu {
         keys: &Matrix,
         values: &Matrix,
     ) -> Result<()> {
-        let group = cache
-            .layer("append", layer)
-            .map(|_| cache.spec.group_of(layer))?;
+        let group = cache.layer("append", layer).map(|_| cache.spec.group_of(layer))?;
         let layer = cache.layer_mut("append", layer)?;
         let width = layer.geometry.width();
         keys.expect("append", plan.rows, width)?;
@@ -74,9 +64,7 @@ impl CacheBackend for Cpu {
     }
 
     fn quantize(&self, cache: &mut Cache, layer: usize, plan: &StepPlan) -> Result<()> {
-        let group = cache
-            .layer("quantize", layer)
-            .map(|_| cache.spec.group_of(layer))?;
+        let group = cache.layer("quantize", layer).map(|_| cache.spec.group_of(layer))?;
         let layer = cache.layer_mut("quantize", layer)?;
         plan.sequences
             .iter()
@@ -91,9 +79,7 @@ impl CacheBackend for Cpu {
         attention: &Attention,
         queries: &Matrix,
     ) -> Result<Matrix> {
-        let group = cache
-            .layer("attend", layer)
-            .map(|_| cache.spec.group_of(layer))?;
+        let group = cache.layer("attend", layer).map(|_| cache.spec.group_of(layer))?;
         let layer = cache.layer("attend", layer)?;
         attention.validate(&layer.spec)?;
         let width = attention.query_heads * layer.geometry.head_dim;
@@ -127,9 +113,7 @@ impl CacheBackend for Cpu {
         layer: usize,
         layout: &SequenceLayout,
     ) -> Result<CanonicalLayer> {
-        let group = cache
-            .layer("export", layer)
-            .map(|_| cache.spec.group_of(layer))?;
+        let group = cache.layer("export", layer).map(|_| cache.spec.group_of(layer))?;
         cache.layer("export", layer)?.export(group, layout)
     }
 
@@ -140,12 +124,10 @@ impl CacheBackend for Cpu {
         layout: &SequenceLayout,
         contents: &CanonicalLayer,
     ) -> Result<()> {
-        let group = cache
-            .layer("import", layer)
-            .map(|_| cache.spec.group_of(layer))?;
-        cache
-            .layer_mut("import", layer)?
-            .import(group, layout, contents)
+        let spec = &cache.layer("import", layer)?.spec;
+        contents.check(&cache.spec, spec, layout)?;
+        let group = cache.spec.group_of(layer);
+        cache.layer_mut("import", layer)?.import(group, layout, contents)
     }
 
     fn measure(&self, cache: &Cache) -> MeasuredBytes {
@@ -172,11 +154,7 @@ fn append_sequence(
     let mut saturated = 0;
     for (row, position) in sequence.rows.clone().zip(sequence.positions()) {
         let (key, value) = (keys.row(row), values.row(row));
-        let heads = || {
-            key.chunks_exact(g.head_dim)
-                .zip(value.chunks_exact(g.head_dim))
-                .enumerate()
-        };
+        let heads = || key.chunks_exact(g.head_dim).zip(value.chunks_exact(g.head_dim)).enumerate();
         let slot = layer.slot_mut("append", sequence.before.slot)?;
         if position < g.sinks {
             for (head, (key, value)) in heads() {

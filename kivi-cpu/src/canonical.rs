@@ -7,7 +7,7 @@ use crate::cache::{Floats, LayerCache, Page, Tensor};
 use half::f16;
 use kivi_core::{
     CanonicalLayer, Error, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result,
-    SequenceLayout, expect_len, words_for,
+    SequenceLayout, words_for,
 };
 use std::ops::Range;
 
@@ -28,12 +28,7 @@ impl LayerCache {
             let mut all = PackedKeys::zeroed(bits, g.group, shape(quantized.keys))?;
             for (index, tokens) in self.pages_until(quantized.keys) {
                 let page = self.page_at("export", group, layout, index)?;
-                let Tensor::Packed {
-                    codes,
-                    scales,
-                    zeros,
-                } = &page.keys
-                else {
+                let Tensor::Packed { codes, scales, zeros } = &page.keys else {
                     continue;
                 };
                 for run in self.key_code_runs(bits, index, &tokens, quantized.keys) {
@@ -52,12 +47,7 @@ impl LayerCache {
             let (words, groups) = (words_for(bits, g.head_dim), g.head_dim.div_ceil(g.group));
             for (index, tokens) in self.pages_until(quantized.values) {
                 let page = self.page_at("export", group, layout, index)?;
-                let Tensor::Packed {
-                    codes,
-                    scales,
-                    zeros,
-                } = &page.values
-                else {
+                let Tensor::Packed { codes, scales, zeros } = &page.values else {
                     continue;
                 };
                 for run in self.value_runs(words, index, &tokens, quantized.values) {
@@ -78,10 +68,7 @@ impl LayerCache {
             sinks: KeyValue::new(gather(in_sinks(), true)?, gather(in_sinks(), false)?),
             full: KeyValue::new(
                 gather(tail(first(packed_keys.is_some(), layout.kept.keys)), true)?,
-                gather(
-                    tail(first(packed_values.is_some(), layout.kept.values)),
-                    false,
-                )?,
+                gather(tail(first(packed_values.is_some(), layout.kept.values)), false)?,
             ),
             packed_keys,
             packed_values,
@@ -94,7 +81,6 @@ impl LayerCache {
         layout: &SequenceLayout,
         contents: &CanonicalLayer,
     ) -> Result<()> {
-        self.check_import(layout, contents)?;
         self.make_room(group, layout);
         let g = self.geometry;
         let quantized = layout.packed.map(|end| end - g.sinks);
@@ -105,13 +91,7 @@ impl LayerCache {
                 let page = self.page_at_mut("import", group, layout, index)?;
                 page.filled.keys = tokens.len();
                 let tensor = &mut page.keys;
-                fill(
-                    tensor,
-                    code_runs,
-                    param_runs,
-                    &keys.codes,
-                    [&keys.scales, &keys.zeros],
-                );
+                fill(tensor, code_runs, param_runs, &keys.codes, [&keys.scales, &keys.zeros]);
             }
         }
         if let Some(values) = &contents.packed_values {
@@ -123,13 +103,7 @@ impl LayerCache {
                 let page = self.page_at_mut("import", group, layout, index)?;
                 page.filled.values = tokens.len();
                 let tensor = &mut page.values;
-                fill(
-                    tensor,
-                    code_runs,
-                    param_runs,
-                    &values.codes,
-                    [&values.scales, &values.zeros],
-                );
+                fill(tensor, code_runs, param_runs, &values.codes, [&values.scales, &values.zeros]);
             }
         }
         for (tokens, keys) in [
@@ -190,13 +164,7 @@ impl LayerCache {
         total: usize,
     ) -> Vec<Run> {
         let g = self.geometry;
-        self.runs(
-            g.page_tokens,
-            total,
-            index * g.page_tokens,
-            tokens.len(),
-            row,
-        )
+        self.runs(g.page_tokens, total, index * g.page_tokens, tokens.len(), row)
     }
 
     /// One run of `count` rows per head: a page has `page_rows` rows to a head, the sequence
@@ -248,28 +216,15 @@ impl LayerCache {
         let g = &self.geometry;
         if position < g.sinks {
             return match keys {
-                true => (
-                    &slot.sinks.keys,
-                    head * g.head_dim * g.sinks + position,
-                    g.sinks,
-                ),
-                false => (
-                    &slot.sinks.values,
-                    g.value_index(g.sinks, head, position),
-                    1,
-                ),
+                true => (&slot.sinks.keys, head * g.head_dim * g.sinks + position, g.sinks),
+                false => (&slot.sinks.values, g.value_index(g.sinks, head, position), 1),
             };
         }
         let token = g.locate(position).1;
-        match (
-            keys,
-            page.map(|page| if keys { &page.keys } else { &page.values }),
-        ) {
-            (true, Some(Tensor::Full(floats))) => (
-                floats,
-                g.key_index(g.page_tokens / g.group, head, token),
-                g.group,
-            ),
+        match (keys, page.map(|page| if keys { &page.keys } else { &page.values })) {
+            (true, Some(Tensor::Full(floats))) => {
+                (floats, g.key_index(g.page_tokens / g.group, head, token), g.group)
+            }
             (false, Some(Tensor::Full(floats))) => {
                 (floats, g.value_index(g.page_tokens, head, token), 1)
             }
@@ -295,11 +250,7 @@ impl LayerCache {
                 data.extend((0..g.head_dim).map(|channel| floats.get(first + channel * stride)));
             }
         }
-        Ok(FullTokens {
-            first: range.start,
-            tokens: range.len(),
-            data,
-        })
+        Ok(FullTokens { first: range.start, tokens: range.len(), data })
     }
 
     /// The page of a token of an uncompressed format.
@@ -310,11 +261,7 @@ impl LayerCache {
         position: usize,
         keys: bool,
     ) -> Result<Option<&Page>> {
-        let format = if keys {
-            self.spec.format.keys
-        } else {
-            self.spec.format.values
-        };
+        let format = if keys { self.spec.format.keys } else { self.spec.format.values };
         if position < self.geometry.sinks || format.bits.is_some() {
             return Ok(None);
         }
@@ -330,11 +277,7 @@ impl LayerCache {
         keys: bool,
     ) -> Result<()> {
         let g = self.geometry;
-        let format = if keys {
-            self.spec.format.keys
-        } else {
-            self.spec.format.values
-        };
+        let format = if keys { self.spec.format.keys } else { self.spec.format.values };
         for t in 0..tokens.tokens {
             let position = tokens.first + t;
             for head in 0..g.kv_heads {
@@ -366,11 +309,9 @@ impl LayerCache {
                         let first = head * g.head_dim * g.sinks + position;
                         (&mut slot.sinks.keys, first, g.sinks)
                     }
-                    (false, true) => (
-                        &mut slot.sinks.values,
-                        g.value_index(g.sinks, head, position),
-                        1,
-                    ),
+                    (false, true) => {
+                        (&mut slot.sinks.values, g.value_index(g.sinks, head, position), 1)
+                    }
                     (true, false) => {
                         let first = slot.key_index(head, position);
                         (&mut slot.ring.keys, first, g.group)
@@ -385,78 +326,6 @@ impl LayerCache {
         }
         Ok(())
     }
-
-    /// Whether the contents have exactly the shape of the layout.
-    fn check_import(&self, layout: &SequenceLayout, contents: &CanonicalLayer) -> Result<()> {
-        let (g, format) = (self.geometry, self.spec.format);
-        let refuse = |what: &str| {
-            Err(Error::request(
-                "import",
-                format!("{what} do not fit the layer"),
-            ))
-        };
-        let quantized = layout.packed.map(|end| end - g.sinks);
-        let shape = (g.group, g.kv_heads, g.head_dim);
-        match (format.keys.bits, &contents.packed_keys) {
-            (None, None) => {}
-            (Some(bits), Some(k))
-                if k.bits == bits
-                    && (k.group_size, k.kv_heads, k.head_dim) == shape
-                    && k.tokens == quantized.keys =>
-            {
-                let empty = PackedKeys::zeroed(bits, g.group, [g.kv_heads, k.tokens, g.head_dim])?;
-                expect_len("import", "key codes", k.codes.len(), empty.codes.len())?;
-                expect_len("import", "key scales", k.scales.len(), empty.scales.len())?;
-                expect_len("import", "key zeros", k.zeros.len(), empty.zeros.len())?;
-            }
-            _ => return refuse("quantized keys"),
-        }
-        match (format.values.bits, &contents.packed_values) {
-            (None, None) => {}
-            (Some(bits), Some(v))
-                if v.bits == bits
-                    && (v.group_size, v.kv_heads, v.head_dim) == shape
-                    && v.tokens == quantized.values =>
-            {
-                let empty =
-                    PackedValues::zeroed(bits, g.group, [g.kv_heads, v.tokens, g.head_dim])?;
-                expect_len("import", "value codes", v.codes.len(), empty.codes.len())?;
-                expect_len("import", "value scales", v.scales.len(), empty.scales.len())?;
-                expect_len("import", "value zeros", v.zeros.len(), empty.zeros.len())?;
-            }
-            _ => return refuse("quantized values"),
-        }
-        let first = |bits: Option<_>, kept: usize| if bits.is_some() { kept } else { g.sinks };
-        let tails = [
-            (
-                &contents.full.keys,
-                first(format.keys.bits, layout.kept.keys),
-            ),
-            (
-                &contents.full.values,
-                first(format.values.bits, layout.kept.values),
-            ),
-            (&contents.sinks.keys, 0),
-            (&contents.sinks.values, 0),
-        ];
-        for (i, (tokens, first)) in tails.into_iter().enumerate() {
-            let end = if i < 2 {
-                layout.tokens.max(first)
-            } else {
-                layout.tokens.min(g.sinks)
-            };
-            if tokens.first != first || first + tokens.tokens != end {
-                return refuse("full-precision tokens");
-            }
-            expect_len(
-                "import",
-                "tokens",
-                tokens.data.len(),
-                tokens.tokens * g.width(),
-            )?;
-        }
-        Ok(())
-    }
 }
 
 fn page_id(
@@ -467,10 +336,7 @@ fn page_id(
 ) -> Result<PageId> {
     match layout.tables[group].get(index) {
         Some(&page) if page != PageId::DROPPED => Ok(page),
-        _ => Err(Error::request(
-            operation,
-            format!("page {index} was given up"),
-        )),
+        _ => Err(Error::request(operation, format!("page {index} was given up"))),
     }
 }
 
@@ -486,12 +352,7 @@ fn fill(
     from: &[u32],
     [from_scales, from_zeros]: [&[f16]; 2],
 ) {
-    let Tensor::Packed {
-        codes,
-        scales,
-        zeros,
-    } = tensor
-    else {
+    let Tensor::Packed { codes, scales, zeros } = tensor else {
         return;
     };
     for run in code_runs {

@@ -19,10 +19,7 @@ impl Cpu {
     fn for_each_row(&self, x: &mut Matrix, f: impl Fn(usize, &mut [f32]) + Sync) {
         let width = x.width.max(1);
         if x.rows < 16 {
-            x.data
-                .chunks_exact_mut(width)
-                .enumerate()
-                .for_each(|(row, x)| f(row, x));
+            x.data.chunks_exact_mut(width).enumerate().for_each(|(row, x)| f(row, x));
         } else {
             let rows = x.data.par_chunks_exact_mut(width).enumerate();
             self.threads.install(|| rows.for_each(|(row, x)| f(row, x)));
@@ -38,12 +35,7 @@ impl Cpu {
         let mut hidden = self.linear(x, gate, None)?;
         let up = self.linear(x, up, None)?;
         expect_len("gated mlp", "up projection", up.width, hidden.width)?;
-        self.for_each_row(&mut hidden, |row, gate| {
-            self.isa.run(SiluMul {
-                gate,
-                up: up.row(row),
-            })
-        });
+        self.for_each_row(&mut hidden, |row, gate| self.isa.run(SiluMul { gate, up: up.row(row) }));
         out.extend(self.linear(&hidden, down, None)?.data);
         Ok(())
     }
@@ -73,11 +65,7 @@ impl DecoderBackend for Cpu {
         weight.data().dequantize_row(0, &mut scale)?;
         let mut out = x.clone();
         self.for_each_row(&mut out, |_, row| {
-            self.isa.run(RmsNorm {
-                row,
-                scale: &scale,
-                epsilon,
-            });
+            self.isa.run(RmsNorm { row, scale: &scale, epsilon });
         });
         Ok(out)
     }
@@ -93,8 +81,7 @@ impl DecoderBackend for Cpu {
         }
         let mut out = Matrix::zeroed(x.rows, outputs);
         let bias = bias_row.as_deref();
-        self.threads
-            .install(|| weight.forward(self.isa, &x.data, x.rows, bias, &mut out.data))?;
+        self.threads.install(|| weight.forward(self.isa, &x.data, x.rows, bias, &mut out.data))?;
         Ok(out)
     }
 
@@ -133,19 +120,11 @@ impl DecoderBackend for Cpu {
                 self.gated_rows(x, [gate, up, down], &mut data)?;
             } else {
                 let part = x.data[first * x.width..(first + rows) * x.width].to_vec();
-                let part = Matrix {
-                    rows,
-                    width: x.width,
-                    data: part,
-                };
+                let part = Matrix { rows, width: x.width, data: part };
                 self.gated_rows(&part, [gate, up, down], &mut data)?;
             }
         }
-        Ok(Matrix {
-            rows: x.rows,
-            width,
-            data,
-        })
+        Ok(Matrix { rows: x.rows, width, data })
     }
 
     fn add(&self, x: &mut Matrix, y: &Matrix) -> Result<()> {
@@ -160,18 +139,11 @@ impl DecoderBackend for Cpu {
         let mut data = Vec::with_capacity(rows.len() * x.width);
         for &row in rows {
             if row >= x.rows {
-                return Err(Error::request(
-                    "select rows",
-                    format!("row {row} of {}", x.rows),
-                ));
+                return Err(Error::request("select rows", format!("row {row} of {}", x.rows)));
             }
             data.extend_from_slice(x.row(row));
         }
-        Ok(Matrix {
-            rows: rows.len(),
-            width: x.width,
-            data,
-        })
+        Ok(Matrix { rows: rows.len(), width: x.width, data })
     }
 }
 

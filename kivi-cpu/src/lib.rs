@@ -27,6 +27,9 @@ use std::sync::Arc;
 /// Name on the command line and in errors.
 const NAME: &str = "cpu";
 
+/// More threads than any machine has cores are a slip of the keyboard, not a wish.
+const MAX_THREADS: usize = 1024;
+
 /// The CPU backend: an instruction set and a pool of threads.
 #[derive(Clone, Debug)]
 pub struct Cpu {
@@ -39,7 +42,8 @@ impl Cpu {
     /// processor or that of `KIVI_CPU_ISA`.
     ///
     /// # Errors
-    /// When the threads cannot be started or the environment variable does not fit.
+    /// When there are more than 1024 threads, they cannot be started, or the environment variable
+    /// does not fit.
     pub fn new(threads: usize) -> Result<Self> {
         Self::with_isa(threads, Isa::detect()?)
     }
@@ -47,22 +51,19 @@ impl Cpu {
     /// A backend with a given instruction set.
     ///
     /// # Errors
-    /// When the threads cannot be started.
+    /// When there are more than 1024 threads or they cannot be started.
     pub fn with_isa(threads: usize, isa: Isa) -> Result<Self> {
+        if threads > MAX_THREADS {
+            return Err(Error::config("threads", threads, format!("at most {MAX_THREADS}")));
+        }
         let name = |index| format!("kivi-cpu-{index}");
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(name)
-            .build();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
         let source = |source: rayon::ThreadPoolBuildError| Error::Device {
             backend: NAME,
             operation: "start threads",
             source: Box::new(source),
         };
-        Ok(Self {
-            isa,
-            threads: Arc::new(pool.map_err(source)?),
-        })
+        Ok(Self { isa, threads: Arc::new(pool.map_err(source)?) })
     }
 
     /// Number of threads.
@@ -86,11 +87,7 @@ pub struct Matrix {
 
 impl Matrix {
     fn zeroed(rows: usize, width: usize) -> Self {
-        Self {
-            rows,
-            width,
-            data: vec![0.0; rows * width],
-        }
+        Self { rows, width, data: vec![0.0; rows * width] }
     }
 
     fn row(&self, row: usize) -> &[f32] {

@@ -44,19 +44,12 @@ impl Cpu {
         }
         let geometry = layer.geometry;
         let first = |range: &Range<usize>| (!range.is_empty()).then_some(range.start);
-        let start = first(&keys)
-            .into_iter()
-            .chain(first(&values))
-            .min()
-            .unwrap_or_default();
+        let start = first(&keys).into_iter().chain(first(&values)).min().unwrap_or_default();
         let indices = geometry.locate(start).0..=geometry.locate(keys.end.max(values.end) - 1).0;
         let mut work = Vec::with_capacity(indices.clone().count());
         for index in indices {
             let Some(&id) = sequence.before.tables[group].get(index) else {
-                return Err(Error::request(
-                    "quantize",
-                    format!("no page at index {index}"),
-                ));
+                return Err(Error::request("quantize", format!("no page at index {index}")));
             };
             if id == PageId::DROPPED {
                 continue;
@@ -67,13 +60,7 @@ impl Cpu {
             };
             // Taken out of the table so that several threads may fill pages at once.
             let page = std::mem::take(layer.page_mut("quantize", id)?);
-            work.push(Work {
-                page,
-                id,
-                start,
-                keys: within(&keys),
-                values: within(&values),
-            });
+            work.push(Work { page, id, start, keys: within(&keys), values: within(&values) });
         }
         let slot = layer.slot("quantize", sequence.before.slot)?;
         let fill = |work: &mut Work| {
@@ -127,12 +114,7 @@ fn fill_keys<S: Simd>(
     let Some(bits) = layer.spec.format.keys.bits else {
         return;
     };
-    let Tensor::Packed {
-        codes,
-        scales,
-        zeros,
-    } = &mut page.keys
-    else {
+    let Tensor::Packed { codes, scales, zeros } = &mut page.keys else {
         return;
     };
     let (page_words, group_words) = (words_for(bits, g.page_tokens), words_for(bits, g.group));
@@ -171,12 +153,7 @@ fn fill_values<S: Simd>(
     let Some(bits) = layer.spec.format.values.bits else {
         return;
     };
-    let Tensor::Packed {
-        codes,
-        scales,
-        zeros,
-    } = &mut page.values
-    else {
+    let Tensor::Packed { codes, scales, zeros } = &mut page.values else {
         return;
     };
     let (row_words, groups) = (words_for(bits, g.head_dim), g.head_dim.div_ceil(g.group));

@@ -15,15 +15,17 @@ mod tensor_type;
 mod tensors;
 #[cfg(test)]
 mod tests;
-mod text_settings;
+mod tokenizer_config;
 mod tokenizer_source;
 mod value;
 
+pub(crate) use files::read_optional;
 pub use gguf::{Gguf, GgufTensor};
 pub use names::{LayerWeight, WeightName};
 pub use shard_index::ShardIndex;
 pub use tensor_type::TensorType;
 pub use tensors::TensorInfo;
+pub use tokenizer_config::TokenizerConfig;
 pub use tokenizer_source::{GgufVocabulary, TokenizerSource};
 pub use value::{Array, Value, ValueType};
 
@@ -35,7 +37,6 @@ use names::Naming;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tensors::RawTensor;
-use text_settings::TextSettings;
 
 /// A model on disk, checked and ready to be loaded into a backend.
 pub struct Checkpoint {
@@ -45,7 +46,7 @@ pub struct Checkpoint {
     inventory: Vec<TensorInfo>,
     weights: HashMap<WeightName, WeightData>,
     naming: Naming,
-    text: TextSettings,
+    text: TokenizerConfig,
     /// The parsed file, for its vocabulary; `None` for a directory.
     gguf: Option<Gguf>,
 }
@@ -111,7 +112,7 @@ impl Checkpoint {
                 .map_err(|error| error.in_file(&generation_path))?
                 .with_tokens_of(generation);
         }
-        let text = TextSettings::from_directory(path)?;
+        let text = TokenizerConfig::from_directory(path)?;
         let tensors = safetensors::read_directory(path)?;
         Self::assemble(path, config, generation, tensors, Naming::HuggingFace, text, None)
             .map_err(|error| error.in_file(path))
@@ -121,7 +122,7 @@ impl Checkpoint {
         let gguf = Gguf::parse(files::map(path)?)?;
         let config = ModelConfig::from_gguf(&gguf)?;
         let generation = GenerationDefaults::from_gguf(&gguf)?;
-        let text = TextSettings::from_gguf(&gguf)?;
+        let text = TokenizerConfig::from_gguf(&gguf)?;
         let tensors = gguf
             .tensors()
             .iter()
@@ -144,7 +145,7 @@ impl Checkpoint {
         generation: GenerationDefaults,
         tensors: Vec<RawTensor>,
         naming: Naming,
-        text: TextSettings,
+        text: TokenizerConfig,
         gguf: Option<Gguf>,
     ) -> Result<Self> {
         if config.name.is_empty() {
@@ -218,7 +219,7 @@ impl Checkpoint {
         }
         let path = self.path.join("tokenizer.json");
         if path.exists() {
-            Ok(TokenizerSource::HuggingFace(path))
+            Ok(TokenizerSource::HuggingFace { path, config: self.text.clone() })
         } else if self.path.join("tokenizer.model").exists() {
             Err(missing("tokenizer.model alone is not enough, tokenizer.json is needed"))
         } else {

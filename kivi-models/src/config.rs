@@ -199,10 +199,13 @@ impl ModelConfig {
         self.rope.validate(self.head_dim)?;
         match self.sliding_window {
             Some(0) => Err(Error::config("the sliding window is 0 tokens")),
-            Some(window) => Err(Error::unsupported(format!(
-                "a sliding window of {window} tokens in a context of {}",
-                self.context_length
-            ))),
+            Some(window) => Err(Error::unsupported(
+                format!(
+                    "a sliding window of {window} tokens in a context of {}",
+                    self.context_length
+                ),
+                "none, or one that holds the context",
+            )),
             None => Ok(()),
         }
     }

@@ -75,10 +75,12 @@ pub enum Error {
         supported: &'static str,
     },
     /// A sound file that uses something this crate does not implement.
-    #[error("not supported: {what}")]
+    #[error("not supported: {what} (supported: {supported})")]
     UnsupportedFeature {
         /// What it uses.
         what: String,
+        /// What may stand in its place.
+        supported: String,
     },
     /// A weight the architecture needs is not in the checkpoint.
     #[error("tensor {name} is missing")]
@@ -177,8 +179,8 @@ pub enum Error {
         /// Where it was looked for.
         cache: PathBuf,
     },
-    /// A model that no source could provide. The message has one line for each.
-    #[error("cannot get {name}{}", lines(attempts))]
+    /// A model that no source could provide.
+    #[error("cannot get {name}: {}", joined(attempts))]
     Unavailable {
         /// The model's name.
         name: String,
@@ -229,8 +231,8 @@ impl Error {
     }
 
     /// An [`Error::UnsupportedFeature`].
-    pub(crate) fn unsupported(what: impl Into<String>) -> Self {
-        Self::UnsupportedFeature { what: what.into() }
+    pub(crate) fn unsupported(what: impl Into<String>, supported: impl Into<String>) -> Self {
+        Self::UnsupportedFeature { what: what.into(), supported: supported.into() }
     }
 
     /// An [`Error::InvalidJson`] from serde's report.
@@ -251,9 +253,9 @@ impl Error {
     }
 }
 
-/// One indented line for every attempt.
-fn lines(attempts: &[crate::fetch::Attempt]) -> String {
-    attempts.iter().map(|attempt| format!("\n  {attempt}")).collect()
+/// All attempts on one line.
+fn joined(attempts: &[crate::fetch::Attempt]) -> String {
+    attempts.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// A name from a file, fit for a one-line message: quoted, escaped, cut after 64 characters.

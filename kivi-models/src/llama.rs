@@ -63,7 +63,7 @@ impl<B: DecoderBackend> Llama<B> {
     pub fn load(backend: B, checkpoint: &Checkpoint) -> Result<Self> {
         let config = checkpoint.config().clone();
         if config.mlp_bias {
-            return Err(Error::UnsupportedFeature { what: "biases in the MLP".into() });
+            return Err(Error::unsupported("biases in the MLP", "none"));
         }
         let load =
             |name| -> Result<B::Weight> { Ok(backend.load(checkpoint.required_weight(name)?)?) };

@@ -13,20 +13,15 @@
 //!   whole run of byte tokens instead.)
 
 mod build;
-mod config;
 mod gguf;
 mod json;
 mod patterns;
 mod pieces;
 mod sentencepiece;
 
-pub use config::TokenizerConfig;
-pub use gguf::GgufTokenizer;
-
-use crate::checkpoint::TokenizerSource;
+use crate::checkpoint::{GgufVocabulary, TokenizerConfig, TokenizerSource, read_optional};
 use crate::{Error, Result};
 use pieces::Pieces;
-use std::path::Path;
 use std::sync::Arc;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
@@ -76,35 +71,27 @@ impl Tokenizer {
         json::parse(json, config)?.build()
     }
 
-    /// A tokenizer from the metadata of a GGUF file.
+    /// A tokenizer from the vocabulary of a GGUF file.
     ///
     /// # Errors
     /// As [`Self::from_json`].
-    pub fn from_gguf(metadata: GgufTokenizer) -> Result<Self> {
-        metadata.into_parts()?.build()
+    pub fn from_gguf(vocabulary: GgufVocabulary) -> Result<Self> {
+        vocabulary.into_parts()?.build()
     }
 
-    /// The tokenizer of a checkpoint. Beside a `tokenizer.json`, `tokenizer_config.json` names the
-    /// special tokens, if it is there.
+    /// The tokenizer of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Io`] when a file cannot be read, and those of [`Self::from_json`].
+    /// [`Error::Io`] or [`Error::MissingFile`] when the file cannot be read, and those of
+    /// [`Self::from_json`].
     pub fn from_source(source: TokenizerSource) -> Result<Self> {
-        let path = match source {
-            TokenizerSource::Gguf(vocabulary) => return Self::from_gguf((*vocabulary).into()),
-            TokenizerSource::HuggingFace(path) => path,
-        };
-        let read = |path: &Path| {
-            std::fs::read(path).map_err(|source| Error::Io { path: path.to_owned(), source })
-        };
-        let config_path = path.with_file_name("tokenizer_config.json");
-        let config = if config_path.exists() {
-            let json = read(&config_path)?;
-            TokenizerConfig::from_json(&json).map_err(|error| error.in_file(&config_path))?
-        } else {
-            TokenizerConfig::default()
-        };
-        Self::from_json(&read(&path)?, &config).map_err(|error| error.in_file(&path))
+        match source {
+            TokenizerSource::Gguf(vocabulary) => Self::from_gguf(*vocabulary),
+            TokenizerSource::HuggingFace { path, config } => match read_optional(&path)? {
+                Some(json) => Self::from_json(&json, &config).map_err(|error| error.in_file(&path)),
+                None => Err(Error::MissingFile { path, reason: "the tokenizer is in it".into() }),
+            },
+        }
     }
 
     /// The token ids of `text`.

@@ -2,8 +2,9 @@
 //! `tools/golden_tokenizer.py`.
 
 use kivi_models::Error;
+use kivi_models::checkpoint::{GgufVocabulary, TokenizerConfig};
 use kivi_models::text::TokenStream;
-use kivi_models::tokenizer::{GgufTokenizer, Tokenizer, TokenizerConfig};
+use kivi_models::tokenizer::Tokenizer;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
@@ -28,12 +29,12 @@ fn load(name: &str) -> Golden {
     Golden { file, from_json, from_gguf }
 }
 
-fn gguf(fields: &Value) -> GgufTokenizer {
+fn gguf(fields: &Value) -> GgufVocabulary {
     let get = |name: &str| fields.get(name).cloned().unwrap_or(Value::Null);
     fn to<T: serde::de::DeserializeOwned>(value: Value) -> T {
         serde_json::from_value(value).unwrap()
     }
-    GgufTokenizer {
+    GgufVocabulary {
         model: to(get("model")),
         pre: to(get("pre")),
         tokens: to(get("tokens")),
@@ -108,7 +109,7 @@ fn tokens_with_a_role_are_found() {
 
 #[test]
 fn add_flags_decide_what_goes_around_a_text() {
-    let build = |change: fn(&mut GgufTokenizer)| {
+    let build = |change: fn(&mut GgufVocabulary)| {
         let mut fields = gguf(&GOLDEN[3].file["gguf"]);
         change(&mut fields);
         Tokenizer::from_gguf(fields).unwrap().encode("a", true, false).unwrap()
@@ -156,7 +157,7 @@ fn truncation_and_padding_of_the_file_are_not_applied() {
 
 #[test]
 fn damaged_gguf_metadata_is_an_error() {
-    type Change = fn(&mut GgufTokenizer);
+    type Change = fn(&mut GgufVocabulary);
     let cases: [(usize, Change, &str); 15] = [
         (0, |f| f.tokens.clear(), "invalid tokenizer: 0 tokens, allowed are 1 … 1048576"),
         (0, |f| f.token_types.truncate(2), "invalid tokenizer: 2 token types for "),
@@ -424,7 +425,7 @@ proptest! {
         text in "[ab▁é <\n]{0,12}",
     ) {
         let n = tokens.len();
-        let fields = GgufTokenizer {
+        let fields = GgufVocabulary {
             model: if llama { "llama" } else { "gpt2" }.into(),
             pre: Some(pre.into()),
             tokens: tokens.into_iter().collect(),
@@ -432,7 +433,7 @@ proptest! {
             scores: scores[..n].to_vec(),
             merges: if llama { vec![] } else { merges },
             unk_id: unk,
-            ..GgufTokenizer::default()
+            ..GgufVocabulary::default()
         };
         if let Ok(tokenizer) = Tokenizer::from_gguf(fields) {
             exercise(&tokenizer, &text);

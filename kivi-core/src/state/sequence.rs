@@ -76,10 +76,7 @@ impl Sequence {
     }
 
     pub(super) fn has_dropped_pages(&self) -> bool {
-        self.tables
-            .iter()
-            .flatten()
-            .any(|&page| page == PageId::DROPPED)
+        self.tables.iter().flatten().any(|&page| page == PageId::DROPPED)
     }
 
     /// Pages a group's table needs: up to the newest token if keys or values are stored there in
@@ -92,10 +89,7 @@ impl Sequence {
     ) -> usize {
         let format = spec.group_layer(group).format;
         let end = |bits: Option<crate::Bits>, packed| if bits.is_some() { packed } else { tokens };
-        let ends = (
-            end(format.keys.bits, packed.keys),
-            end(format.values.bits, packed.values),
-        );
+        let ends = (end(format.keys.bits, packed.keys), end(format.values.bits, packed.values));
         spec.pages_until(ends.0.max(ends.1))
     }
 
@@ -128,24 +122,14 @@ impl Sequence {
             return Err(Error::request("plan", "a sequence advances by 0 tokens"));
         }
         let sinks = spec.config().sink_length();
-        let after = self
-            .tokens
-            .checked_add(count)
-            .filter(|&n| n < u32::MAX as usize);
+        let after = self.tokens.checked_add(count).filter(|&n| n < u32::MAX as usize);
         let after = after.ok_or_else(|| Error::request("plan", "too many tokens"))?;
 
-        let seen = |position| {
-            self.segment(spec, position)
-                .map_or(position, |range| range.start)
-        };
-        let views = (self.tokens..after)
-            .map(|position| policy.packed(seen(position)))
-            .collect();
+        let seen = |position| self.segment(spec, position).map_or(position, |range| range.start);
+        let views = (self.tokens..after).map(|position| policy.packed(seen(position))).collect();
 
         // An unfinished segment keeps the state of its start, and all of itself.
-        let open = self
-            .segment(spec, after - 1)
-            .filter(|segment| segment.end > after);
+        let open = self.segment(spec, after - 1).filter(|segment| segment.end > after);
         let state = open.as_ref().map_or(after, |segment| segment.start);
         let (packed, kept) = (policy.packed(state), policy.kept(state));
         check_policy(spec, state, self.packed, packed, kept)?;
@@ -175,25 +159,13 @@ impl Sequence {
                 let format = spec.group_layer(group).format;
                 let quantized = self.packed.zip(packed).map(|(from, to)| from..to);
                 let pages = format.zip(quantized).map(|(format, range)| {
-                    let range = if format.bits.is_some() {
-                        range
-                    } else {
-                        appended.clone()
-                    };
+                    let range = if format.bits.is_some() { range } else { appended.clone() };
                     pages_of(spec, &range)
                 });
                 Writes { group, pages }
             })
             .collect();
-        Ok(Advance {
-            views,
-            packed,
-            kept,
-            capacity_during,
-            capacity_after,
-            table_lengths,
-            writes,
-        })
+        Ok(Advance { views, packed, kept, capacity_during, capacity_after, table_lengths, writes })
     }
 }
 

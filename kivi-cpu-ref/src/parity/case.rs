@@ -27,11 +27,7 @@ pub struct Cut {
 
 impl Cut {
     /// The prompt in one step, then token by token.
-    pub const PLAIN: Self = Self {
-        prompt: usize::MAX,
-        generated: 1,
-        batched: false,
-    };
+    pub const PLAIN: Self = Self { prompt: usize::MAX, generated: 1, batched: false };
 }
 
 /// One case of the suite.
@@ -72,14 +68,8 @@ impl Case {
             window: None,
             softcap: None,
             extras: false,
-            sequences: vec![Sequence {
-                prompt: 1,
-                generated: 0,
-            }],
-            cut: Cut {
-                batched: true,
-                ..Cut::PLAIN
-            },
+            sequences: vec![Sequence { prompt: 1, generated: 0 }],
+            cut: Cut { batched: true, ..Cut::PLAIN },
             data: DataKind::Normal,
             seed: 0,
         }
@@ -92,12 +82,7 @@ impl Case {
     pub fn pool(&self) -> Result<PoolSpec> {
         let mut layer = LayerSpec::new(&self.config, self.kv_heads, self.head_dim);
         layer.window = self.window;
-        let longest = self
-            .sequences
-            .iter()
-            .map(|s| s.prompt + s.generated)
-            .max()
-            .unwrap_or(0);
+        let longest = self.sequences.iter().map(|s| s.prompt + s.generated).max().unwrap_or(0);
         // One page more for the boundary that a sink length shifts.
         let room = longest + self.config.page_tokens();
         PoolSpec::for_context(self.config.clone(), vec![layer], self.sequences.len(), room)
@@ -118,13 +103,9 @@ impl Case {
 
 fn config(key: Format, value: Format, group: usize, residual: usize) -> CacheConfig {
     let builder = CacheConfig::builder().key(key).value(value);
-    builder
-        .group_size(group)
-        .residual_length(residual)
-        .build()
-        .unwrap_or_else(|error| {
-            panic!("a case of the suite is not valid: {error}");
-        })
+    builder.group_size(group).residual_length(residual).build().unwrap_or_else(|error| {
+        panic!("a case of the suite is not valid: {error}");
+    })
 }
 
 fn formats(store: StoreDtype) -> Vec<Format> {
@@ -134,19 +115,7 @@ fn formats(store: StoreDtype) -> Vec<Format> {
 
 /// Prompt lengths around every boundary: `T ∈ {1, 2, G−1, G, R−1, R, R+1, 2R−1, 2R, 2R+1, 3R+G}`.
 fn lengths(g: usize, r: usize) -> [usize; 11] {
-    [
-        1,
-        2,
-        g - 1,
-        g,
-        r - 1,
-        r,
-        r + 1,
-        2 * r - 1,
-        2 * r,
-        2 * r + 1,
-        3 * r + g,
-    ]
+    [1, 2, g - 1, g, r - 1, r, r + 1, 2 * r - 1, 2 * r, 2 * r + 1, 3 * r + g]
 }
 
 /// A few hundred cases: every value of every axis, and the pairs that matter.
@@ -174,10 +143,7 @@ pub fn basic_cases() -> Vec<Case> {
         for key in formats(store) {
             for value in formats(store) {
                 let mut case = Case::new(config(key, value, g, r));
-                case.sequences = vec![Sequence {
-                    prompt: 2 * r + 1,
-                    generated: r + 3,
-                }];
+                case.sequences = vec![Sequence { prompt: 2 * r + 1, generated: r + 3 }];
                 case.cut.generated = 5;
                 push(case);
             }
@@ -185,17 +151,11 @@ pub fn basic_cases() -> Vec<Case> {
     }
     // Every head group and head_dim, every group size.
     for (i, head_group) in [1, 3, 4, 8, 71].into_iter().enumerate() {
-        for (j, head_dim) in [64, 72, 80, 96, 112, 128, 192, 256, 20]
-            .into_iter()
-            .enumerate()
-        {
+        for (j, head_dim) in [64, 72, 80, 96, 112, 128, 192, 256, 20].into_iter().enumerate() {
             let group = [16, 32, 64, 128][(i + j) % 4];
             let mut case = Case::new(config(Format::KIVI2, Format::KIVI4, group, 128));
             (case.head_group, case.head_dim) = (head_group, head_dim);
-            case.sequences = vec![Sequence {
-                prompt: 131,
-                generated: 3,
-            }];
+            case.sequences = vec![Sequence { prompt: 131, generated: 3 }];
             push(case);
         }
     }
@@ -205,10 +165,7 @@ pub fn basic_cases() -> Vec<Case> {
             let format = Format::new(Some(bits), StoreDtype::F16);
             let mut case = Case::new(config(format, format, g, r));
             case.data = data;
-            case.sequences = vec![Sequence {
-                prompt: 3 * r + g,
-                generated: 5,
-            }];
+            case.sequences = vec![Sequence { prompt: 3 * r + g, generated: 5 }];
             push(case);
         }
     }
@@ -221,24 +178,11 @@ pub fn basic_cases() -> Vec<Case> {
                 let config = builder.rollback_length(sinks % 5).build();
                 let mut case = Case::new(config.unwrap_or_else(|error| panic!("{error}")));
                 case.sequences = vec![
-                    Sequence {
-                        prompt: 200,
-                        generated: 70,
-                    },
-                    Sequence {
-                        prompt: 1,
-                        generated: 100,
-                    },
-                    Sequence {
-                        prompt: 63,
-                        generated: 9,
-                    },
+                    Sequence { prompt: 200, generated: 70 },
+                    Sequence { prompt: 1, generated: 100 },
+                    Sequence { prompt: 63, generated: 9 },
                 ];
-                case.cut = Cut {
-                    prompt: 50,
-                    generated: 3,
-                    batched: true,
-                };
+                case.cut = Cut { prompt: 50, generated: 3, batched: true };
                 case.extras = sinks == 4;
                 push(case);
             }
@@ -249,10 +193,7 @@ pub fn basic_cases() -> Vec<Case> {
             let builder = CacheConfig::builder().residual_length(r).sink_length(sinks);
             let mut case = Case::new(builder.build().unwrap_or_else(|error| panic!("{error}")));
             case.window = Some(window);
-            case.sequences = vec![Sequence {
-                prompt: 150,
-                generated: 150,
-            }];
+            case.sequences = vec![Sequence { prompt: 150, generated: 150 }];
             case.softcap = (window == 100).then_some(2.0);
             push(case);
         }

@@ -19,9 +19,8 @@ pub struct Report {
 /// A text that says what differs and where.
 pub fn check<B: CacheBackend>(backend: &B, case: &Case) -> Result<Report, String> {
     let sequences = case.sequences.iter().enumerate();
-    let data: Vec<_> = sequences
-        .map(|(i, &sequence)| SequenceData::new(case, i, sequence))
-        .collect();
+    let data: Vec<_> =
+        sequences.map(|(i, &sequence)| SequenceData::new(case, i, sequence)).collect();
     let expected = run(&CpuRef, case, &data, Cut::PLAIN).map_err(|e| format!("reference: {e}"))?;
     let found = run(backend, case, &data, case.cut).map_err(|error| error.to_string())?;
     compare_layers(&expected, &found)?;
@@ -94,9 +93,7 @@ fn compare_bytes(case: &Case, result: &RunResult, who: &str) -> Result<(), Strin
     if measured == predicted {
         return Ok(());
     }
-    Err(format!(
-        "{who}: {measured:?} measured, {predicted:?} predicted"
-    ))
+    Err(format!("{who}: {measured:?} measured, {predicted:?} predicted"))
 }
 
 fn compare_outputs(
@@ -111,33 +108,20 @@ fn compare_outputs(
     let mut report = Report::default();
     for (sequence, (a, b)) in expected.outputs.iter().zip(&found.outputs).enumerate() {
         if a.len() != b.len() {
-            return Err(format!(
-                "sequence {sequence}: {} outputs, not {}",
-                b.len(),
-                a.len()
-            ));
+            return Err(format!("sequence {sequence}: {} outputs, not {}", b.len(), a.len()));
         }
         let data = &data[sequence];
         let column_max = |x: &[f32], channel: usize| {
-            x.iter()
-                .skip(channel)
-                .step_by(width)
-                .fold(0f32, |max, x| max.max(x.abs()))
+            x.iter().skip(channel).step_by(width).fold(0f32, |max, x| max.max(x.abs()))
         };
-        let largest: Vec<f32> = (0..width)
-            .map(|channel| column_max(&data.keys, channel))
-            .collect();
+        let largest: Vec<f32> = (0..width).map(|channel| column_max(&data.keys, channel)).collect();
         let largest_value = data.values.iter().fold(0f32, |max, x| max.max(x.abs()));
         for (vector, (a, b)) in a.chunks(head_dim).zip(b.chunks(head_dim)).enumerate() {
             let (token, head) = (vector / heads, vector % heads);
             let kv_head = head / case.head_group;
             let query = &data.queries[vector * head_dim..][..head_dim];
             let bounds = &largest[kv_head * head_dim..][..head_dim];
-            let bound: f32 = query
-                .iter()
-                .zip(bounds)
-                .map(|(q, k)| q.abs() * 3.0 * k)
-                .sum();
+            let bound: f32 = query.iter().zip(bounds).map(|(q, k)| q.abs() * 3.0 * k).sum();
             let allowed = tolerance(head_dim, token + 1, bound * scale, largest_value);
             for (channel, (a, b)) in a.iter().zip(b).enumerate() {
                 let error = (a - b).abs();

@@ -59,11 +59,8 @@ impl SequenceData {
         let tokens = sequence.prompt + sequence.generated;
         let width = case.kv_heads * case.head_dim;
         // The sum of three uniform numbers in ±1: mean 0, variance 1.
-        let mut normal = || -> f32 {
-            (0..3)
-                .map(|_| rng.next_u32() as f32 / (1u64 << 31) as f32 - 1.0)
-                .sum()
-        };
+        let mut normal =
+            || -> f32 { (0..3).map(|_| rng.next_u32() as f32 / (1u64 << 31) as f32 - 1.0).sum() };
         let mut fill = |width: usize, outliers: bool| -> Vec<f32> {
             (0..tokens * width)
                 .map(|i| {
@@ -90,13 +87,7 @@ impl SequenceData {
             DataKind::Largest => 1e-5,
             _ => 1.0,
         };
-        let queries = (0..tokens * width * case.head_group)
-            .map(|_| size * normal())
-            .collect();
-        Self {
-            queries,
-            keys,
-            values,
-        }
+        let queries = (0..tokens * width * case.head_group).map(|_| size * normal()).collect();
+        Self { queries, keys, values }
     }
 }

@@ -36,24 +36,11 @@ pub fn run<B: CacheBackend>(
     for sequence in &case.sequences {
         let id = state.create_sequence()?;
         state.begin_prompt(id, sequence.prompt)?;
-        sequences.push(Progress {
-            id,
-            done: 0,
-            outputs: Vec::new(),
-        });
+        sequences.push(Progress { id, done: 0, outputs: Vec::new() });
     }
-    let mut driver = Driver {
-        backend,
-        case,
-        data,
-        state: &mut state,
-        cache: &mut cache,
-    };
+    let mut driver = Driver { backend, case, data, state: &mut state, cache: &mut cache };
     if cut.batched {
-        while driver.step(
-            &mut sequences.iter_mut().enumerate().collect::<Vec<_>>(),
-            cut,
-        )? {}
+        while driver.step(&mut sequences.iter_mut().enumerate().collect::<Vec<_>>(), cut)? {}
     } else {
         for (index, progress) in sequences.iter_mut().enumerate() {
             while driver.step(&mut [(index, &mut *progress)], cut)? {}
@@ -69,12 +56,7 @@ pub fn run<B: CacheBackend>(
     for progress in sequences {
         let layout = state.layout(progress.id)?;
         result.predicted += memory::of_sequence(state.spec(), state.policy().as_ref(), &layout);
-        if layout
-            .tables
-            .iter()
-            .flatten()
-            .all(|&page| page != kivi_core::PageId::DROPPED)
-        {
+        if layout.tables.iter().flatten().all(|&page| page != kivi_core::PageId::DROPPED) {
             result.layers.push(backend.export(&cache, 0, &layout)?);
         }
         result.outputs.push(progress.outputs);
@@ -109,13 +91,7 @@ impl<B: CacheBackend> Driver<'_, B> {
                 prompt => prompt.min(cut.prompt),
             };
             if tokens > 0 {
-                requests.push((
-                    *index,
-                    StepRequest {
-                        sequence: progress.id,
-                        tokens,
-                    },
-                ));
+                requests.push((*index, StepRequest { sequence: progress.id, tokens }));
             }
         }
         if requests.is_empty() {
@@ -130,17 +106,9 @@ impl<B: CacheBackend> Driver<'_, B> {
         let mut inputs = (Vec::new(), KeyValue::new(Vec::new(), Vec::new()));
         for ((index, _), sequence) in requests.iter().zip(&plan.sequences) {
             let (data, at) = (&self.data[*index], sequence.positions());
-            inputs
-                .0
-                .extend_from_slice(&data.queries[at.start * query_width..at.end * query_width]);
-            inputs
-                .1
-                .keys
-                .extend_from_slice(&data.keys[at.start * width..at.end * width]);
-            inputs
-                .1
-                .values
-                .extend_from_slice(&data.values[at.start * width..at.end * width]);
+            inputs.0.extend_from_slice(&data.queries[at.start * query_width..at.end * query_width]);
+            inputs.1.keys.extend_from_slice(&data.keys[at.start * width..at.end * width]);
+            inputs.1.values.extend_from_slice(&data.values[at.start * width..at.end * width]);
         }
         let backend = self.backend;
         let queries = backend.upload(plan.rows, query_width, &inputs.0)?;

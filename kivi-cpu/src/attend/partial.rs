@@ -67,9 +67,5 @@ impl Partial {
 
 /// `e^(old − new)`, and 0 for a part in which nothing was seen.
 fn shrink(old: f32, new: f32) -> f32 {
-    if old == f32::NEG_INFINITY {
-        0.0
-    } else {
-        (old - new).exp()
-    }
+    if old == f32::NEG_INFINITY { 0.0 } else { (old - new).exp() }
 }

@@ -44,10 +44,7 @@ pub(super) struct Needs {
 
 impl Tile {
     pub(super) fn new(g: &Geometry) -> Self {
-        let (stride, width) = (
-            g.group.next_multiple_of(LANES),
-            g.head_dim.next_multiple_of(LANES),
-        );
+        let (stride, width) = (g.group.next_multiple_of(LANES), g.head_dim.next_multiple_of(LANES));
         let codes = |elements: usize, params: usize| Codes {
             codes: vec![0.0; elements],
             scales: vec![0.0; params],
@@ -94,9 +91,7 @@ impl Tile {
         if id == Some(PageId::DROPPED) {
             return false;
         }
-        let page = id
-            .and_then(|id| layer.pages.get(id.index()))
-            .and_then(Option::as_ref);
+        let page = id.and_then(|id| layer.pages.get(id.index())).and_then(Option::as_ref);
         let format = layer.spec.format;
         if let Some(page) = page {
             self.load_page(simd, layer, page, head, token, needs);
@@ -107,9 +102,7 @@ impl Tile {
         }
         if needs.full.values && format.values.bits.is_some() {
             let first = self.positions.start;
-            self.load_values(simd, g, &slot.ring.values, |t| {
-                slot.value_index(head, first + t)
-            });
+            self.load_values(simd, g, &slot.ring.values, |t| slot.value_index(head, first + t));
         }
         true
     }
@@ -122,9 +115,7 @@ impl Tile {
             let out = &mut self.full.keys[channel * self.stride..][..self.positions.len()];
             slot.sinks.keys.load(simd, first..first + out.len(), out);
         }
-        self.load_values(simd, g, &slot.sinks.values, |t| {
-            g.value_index(g.sinks, head, start + t)
-        });
+        self.load_values(simd, g, &slot.sinks.values, |t| g.value_index(g.sinks, head, start + t));
     }
 
     #[inline(always)]
@@ -143,14 +134,7 @@ impl Tile {
                 let first = g.key_index(g.page_tokens / g.group, head, token);
                 self.load_key_tile(simd, g, floats, first);
             }
-            (
-                Tensor::Packed {
-                    codes,
-                    scales,
-                    zeros,
-                },
-                Some(bits),
-            ) if needs.codes.keys => {
+            (Tensor::Packed { codes, scales, zeros }, Some(bits)) if needs.codes.keys => {
                 let first = head * words_for(bits, g.page_tokens) + words_for(bits, token);
                 self.unpack_keys(simd, g, bits, &codes[first * g.head_dim..]);
                 let first = (head * g.page_tokens + token) / g.group * g.head_dim;
@@ -167,14 +151,7 @@ impl Tile {
                     g.value_index(g.page_tokens, head, token + t)
                 });
             }
-            (
-                Tensor::Packed {
-                    codes,
-                    scales,
-                    zeros,
-                },
-                Some(bits),
-            ) if needs.codes.values => {
+            (Tensor::Packed { codes, scales, zeros }, Some(bits)) if needs.codes.values => {
                 let (words, groups) = (words_for(bits, g.head_dim), g.head_dim.div_ceil(g.group));
                 let values = &mut self.codes.values;
                 for t in 0..self.positions.len() {

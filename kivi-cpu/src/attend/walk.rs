@@ -44,11 +44,7 @@ struct Query {
 
 impl<'a> Walk<'a> {
     pub(super) fn split(self, block: &'a Block<'a>, split: usize) -> Split<'a> {
-        Split {
-            walk: self,
-            block,
-            split,
-        }
+        Split { walk: self, block, split }
     }
 
     /// `(number, row within the sequence, query head)` of every query of a block.
@@ -103,19 +99,12 @@ impl<'a> Walk<'a> {
 fn tiles(g: &Geometry, split: usize, end: usize) -> impl Iterator<Item = Range<usize>> {
     let (sinks, group) = (g.sinks, g.group);
     let split = split * SPLIT_TOKENS..end.min((split + 1) * SPLIT_TOKENS);
-    let in_sinks = (0..sinks.min(split.end))
-        .step_by(group)
-        .map(move |t| t..sinks.min(t + group));
+    let in_sinks = (0..sinks.min(split.end)).step_by(group).map(move |t| t..sinks.min(t + group));
     let first = sinks + split.start.saturating_sub(sinks).next_multiple_of(group);
-    let after = (first..split.end.max(first))
-        .step_by(group)
-        .map(move |t| t..t + group);
+    let after = (first..split.end.max(first)).step_by(group).map(move |t| t..t + group);
     let start = split.start;
     let from_start = move |tile: &Range<usize>| tile.start >= start;
-    in_sinks
-        .filter(from_start)
-        .chain(after)
-        .map(move |tile| tile.start..tile.end.min(end))
+    in_sinks.filter(from_start).chain(after).map(move |tile| tile.start..tile.end.min(end))
 }
 
 impl Kernel for Split<'_> {
@@ -142,16 +131,7 @@ impl Kernel for Split<'_> {
                 let full = coded.map(|coded| coded < visible.end);
                 needs.full = needs.full.zip(full).map(|(a, b)| a | b);
             }
-            if !seen
-                || !tile.load(
-                    simd,
-                    walk.layer,
-                    walk.group,
-                    block,
-                    positions.clone(),
-                    needs,
-                )
-            {
+            if !seen || !tile.load(simd, walk.layer, walk.group, block, positions.clone(), needs) {
                 continue;
             }
             for (number, query) in queries.iter().enumerate() {
@@ -269,10 +249,8 @@ impl Scratch {
             for (group, first) in (0..g.head_dim).step_by(g.group).enumerate() {
                 let params = group * g.group + codes.start..group * g.group + codes.end;
                 let scaled = &mut self.scaled[..weights.len()];
-                for ((scaled, p), s) in scaled
-                    .iter_mut()
-                    .zip(weights)
-                    .zip(&values.scales[params.clone()])
+                for ((scaled, p), s) in
+                    scaled.iter_mut().zip(weights).zip(&values.scales[params.clone()])
                 {
                     *scaled = p * s;
                 }
@@ -287,14 +265,7 @@ impl Scratch {
         let full = visible.start.max(coded)..visible.end;
         if !full.is_empty() {
             let rows = &tile.full.values[full.start * tile.width..];
-            weighted_sum(
-                simd,
-                &self.weights[full],
-                rows,
-                tile.width,
-                0..tile.width,
-                sums,
-            );
+            weighted_sum(simd, &self.weights[full], rows, tile.width, 0..tile.width, sums);
         }
     }
 }

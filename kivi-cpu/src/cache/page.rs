@@ -22,32 +22,18 @@ pub(crate) enum Tensor {
     Full(Floats),
     /// Codes, scales and zeros in the order of [`kivi_core::PackedKeys`] and
     /// [`kivi_core::PackedValues`].
-    Packed {
-        codes: Box<[u32]>,
-        scales: Box<[f16]>,
-        zeros: Box<[f16]>,
-    },
+    Packed { codes: Box<[u32]>, scales: Box<[f16]>, zeros: Box<[f16]> },
 }
 
 impl Default for Tensor {
     fn default() -> Self {
-        Self::Packed {
-            codes: Box::default(),
-            scales: Box::default(),
-            zeros: Box::default(),
-        }
+        Self::Packed { codes: Box::default(), scales: Box::default(), zeros: Box::default() }
     }
 }
 
 impl Page {
     pub(super) fn new(spec: &LayerSpec, geometry: &Geometry) -> Self {
-        let Geometry {
-            kv_heads,
-            head_dim,
-            group,
-            page_tokens,
-            ..
-        } = *geometry;
+        let Geometry { kv_heads, head_dim, group, page_tokens, .. } = *geometry;
         let tensor =
             |format: Format, words: &dyn Fn(kivi_core::Bits) -> usize, params: usize| match format
                 .bits
@@ -87,10 +73,7 @@ impl Page {
     }
 
     pub(super) fn measure(&self, geometry: &Geometry, total: &mut MeasuredBytes) {
-        let tensors = [
-            (&self.keys, self.filled.keys),
-            (&self.values, self.filled.values),
-        ];
+        let tensors = [(&self.keys, self.filled.keys), (&self.values, self.filled.values)];
         for (tensor, filled) in tensors {
             // Every part of a page grows in proportion to the tokens in it.
             let share = |bytes: usize| bytes / geometry.page_tokens * filled;
@@ -99,11 +82,7 @@ impl Page {
                     total.allocated += floats.bytes();
                     total.full_precision += share(floats.bytes());
                 }
-                Tensor::Packed {
-                    codes,
-                    scales,
-                    zeros,
-                } => {
+                Tensor::Packed { codes, scales, zeros } => {
                     let codes = size_of_val::<[u32]>(codes);
                     let params = size_of_val::<[f16]>(scales) + size_of_val::<[f16]>(zeros);
                     total.allocated += codes + params;

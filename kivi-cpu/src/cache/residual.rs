@@ -54,17 +54,14 @@ impl Slot {
 
     /// Forgets what does not outlive a step.
     pub(crate) fn release(&mut self, kept: KeyValue<usize>, capacity: KeyValue<usize>) {
-        self.live = kept
-            .zip(self.live.clone())
-            .map(|(kept, live)| kept..live.end.max(kept));
+        self.live = kept.zip(self.live.clone()).map(|(kept, live)| kept..live.end.max(kept));
         self.resize(capacity);
     }
 
     /// Index of the ring's element `(head, position, channel 0)` of keys; channels are `G` apart.
     pub(crate) fn key_index(&self, head: usize, position: usize) -> usize {
         let token = (position - self.geometry.sinks) % self.capacity.keys;
-        self.geometry
-            .key_index(self.capacity.keys / self.geometry.group, head, token)
+        self.geometry.key_index(self.capacity.keys / self.geometry.group, head, token)
     }
 
     /// Index of the ring's element `(head, position, channel 0)` of values.
@@ -75,18 +72,12 @@ impl Slot {
 
     /// Moves the live tokens into rings of another capacity.
     fn resize(&mut self, capacity: KeyValue<usize>) {
-        let capacity = capacity
-            .zip(self.uses_ring)
-            .map(|(capacity, uses)| if uses { capacity } else { 0 });
+        let capacity =
+            capacity.zip(self.uses_ring).map(|(capacity, uses)| if uses { capacity } else { 0 });
         if capacity == self.capacity {
             return;
         }
-        let Geometry {
-            kv_heads,
-            head_dim,
-            group,
-            ..
-        } = self.geometry;
+        let Geometry { kv_heads, head_dim, group, .. } = self.geometry;
         let mut old = self.clone_empty(capacity);
         std::mem::swap(self, &mut old);
         if capacity.keys > 0 && old.capacity.keys > 0 {
@@ -94,22 +85,16 @@ impl Slot {
             for start in old.live.keys.clone().step_by(group) {
                 for head in 0..kv_heads {
                     let (to, from) = (self.key_index(head, start), old.key_index(head, start));
-                    self.ring
-                        .keys
-                        .copy_from(to, &old.ring.keys, from, head_dim * group);
+                    self.ring.keys.copy_from(to, &old.ring.keys, from, head_dim * group);
                 }
             }
         }
         if capacity.values > 0 && old.capacity.values > 0 {
             for position in old.live.values.clone() {
                 for head in 0..kv_heads {
-                    let (to, from) = (
-                        self.value_index(head, position),
-                        old.value_index(head, position),
-                    );
-                    self.ring
-                        .values
-                        .copy_from(to, &old.ring.values, from, head_dim);
+                    let (to, from) =
+                        (self.value_index(head, position), old.value_index(head, position));
+                    self.ring.values.copy_from(to, &old.ring.values, from, head_dim);
                 }
             }
         }
@@ -130,29 +115,19 @@ impl Slot {
     }
 
     pub(super) fn measure(&self, total: &mut MeasuredBytes) {
-        let token = self
-            .store
-            .map(|store| store.bytes() * self.geometry.width());
+        let token = self.store.map(|store| store.bytes() * self.geometry.width());
         for (floats, token, held) in [
             (&self.sinks.keys, token.keys, self.filled_sinks),
             (&self.sinks.values, token.values, self.filled_sinks),
             (
                 &self.ring.keys,
                 token.keys,
-                if self.uses_ring.keys {
-                    self.live.keys.len()
-                } else {
-                    0
-                },
+                if self.uses_ring.keys { self.live.keys.len() } else { 0 },
             ),
             (
                 &self.ring.values,
                 token.values,
-                if self.uses_ring.values {
-                    self.live.values.len()
-                } else {
-                    0
-                },
+                if self.uses_ring.values { self.live.values.len() } else { 0 },
             ),
         ] {
             total.allocated += floats.bytes();

@@ -42,7 +42,7 @@ pub(super) fn magic<const N: usize>(path: &Path) -> Result<Option<[u8; N]>> {
 }
 
 /// The bytes of a small file, `None` if there is no such file.
-pub(super) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>> {
+pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

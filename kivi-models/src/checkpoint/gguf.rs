@@ -73,10 +73,10 @@ impl Gguf {
         match version {
             2 | 3 => {}
             _ if (1..=3).contains(&version.swap_bytes()) => {
-                return Err(Error::unsupported("a big-endian GGUF file"));
+                return Err(Error::unsupported("a big-endian GGUF file", "little-endian"));
             }
             _ => {
-                return Err(Error::unsupported(format!("GGUF version {version} (2 and 3 are)")));
+                return Err(Error::unsupported(format!("GGUF version {version}"), "2, 3"));
             }
         }
         // A tensor takes at least an empty name, one dimension, a type and an offset; a key at least

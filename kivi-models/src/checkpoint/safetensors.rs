@@ -27,10 +27,8 @@ pub(super) fn read_directory(directory: &Path) -> Result<Vec<RawTensor>> {
         if directory.join("pytorch_model.bin").exists()
             || directory.join("pytorch_model.bin.index.json").exists()
         {
-            return Err(Error::unsupported(
-                "pytorch_model.bin (weights must be in the safetensors format)",
-            )
-            .in_file(directory));
+            return Err(Error::unsupported("weights in pytorch_model.bin", "safetensors")
+                .in_file(directory));
         }
         return Err(Error::MissingFile {
             path: single,

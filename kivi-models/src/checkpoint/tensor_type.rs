@@ -66,7 +66,10 @@ impl TensorType {
             40 => other("NVFP4", 64, 36),
             41 => other("Q1_0", 128, 18),
             _ => {
-                return Err(Error::unsupported(format!("tensor {tensor} of ggml type {code}")));
+                return Err(Error::unsupported(
+                    format!("tensor {tensor} of ggml type {code}"),
+                    weight_formats(),
+                ));
             }
         })
     }
@@ -86,4 +89,9 @@ impl TensorType {
             Self::Other { block_elements, block_bytes, .. } => (block_elements, block_bytes),
         }
     }
+}
+
+/// The names of the formats that weights can have.
+pub(super) fn weight_formats() -> String {
+    WeightFormat::ALL.map(WeightFormat::name).join(", ")
 }

@@ -1,6 +1,7 @@
 //! From the tensors of a file to the weights of a model.
 
 use super::names::{Naming, WeightName};
+use super::tensor_type::weight_formats;
 use crate::config::ModelConfig;
 use crate::error::quoted;
 use crate::{Error, Result};
@@ -48,7 +49,10 @@ impl RawTensor {
     /// The tensor as a weight of shape `expected`.
     fn weight(self, expected: [usize; 2]) -> Result<WeightData> {
         let format = self.format.map_err(|format| {
-            Error::unsupported(format!("tensor {} of type {format}", quoted(&self.name)))
+            Error::unsupported(
+                format!("tensor {} of type {format}", quoted(&self.name)),
+                weight_formats(),
+            )
         })?;
         let shape = match *self.shape.as_slice() {
             [columns] => Some([1, columns]),
@@ -81,12 +85,16 @@ pub(super) fn assign(
             None if name == Some(WeightName::Output) && config.tied_embeddings => {}
             None if naming.is_derived(&tensor.name) => {}
             None => {
-                return Err(Error::unsupported(format!(
-                    "tensor {}, which a {} model of {} layers with this configuration does not have",
-                    quoted(&tensor.name),
-                    config.architecture,
-                    config.layers
-                )));
+                return Err(Error::unsupported(
+                    format!(
+                        "tensor {}, which a {} model of {} layers with this configuration does not \
+                         have",
+                        quoted(&tensor.name),
+                        config.architecture,
+                        config.layers
+                    ),
+                    "the weights the configuration calls for",
+                ));
             }
         }
     }

@@ -69,7 +69,7 @@ fn a_gguf_model_opens() {
     assert_eq!((vocabulary.token_types.len(), vocabulary.scores.len()), (6, 0));
     assert_eq!(vocabulary.merges, ["a b"]);
     assert_eq!((vocabulary.bos_id, vocabulary.add_bos), (Some(3), Some(true)));
-    assert_eq!((vocabulary.padding_id, vocabulary.add_eos), (None, None));
+    assert_eq!((vocabulary.pad_id, vocabulary.add_eos), (None, None));
 }
 
 #[test]

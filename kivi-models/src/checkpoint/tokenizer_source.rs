@@ -1,6 +1,7 @@
 //! What a checkpoint offers a tokenizer to be built from.
 
 use super::gguf::Gguf;
+use super::tokenizer_config::TokenizerConfig;
 use super::value::{Value, ValueType};
 use crate::{Error, Result};
 use std::path::PathBuf;
@@ -10,28 +11,33 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum TokenizerSource {
     /// A `tokenizer.json` in the format of the Hugging Face `tokenizers` library.
-    HuggingFace(PathBuf),
+    HuggingFace {
+        /// The file.
+        path: PathBuf,
+        /// What the file does not say, from the `tokenizer_config.json` beside it.
+        config: TokenizerConfig,
+    },
     /// The vocabulary in the metadata of a GGUF file.
     Gguf(Box<GgufVocabulary>),
 }
 
 /// Vocabulary and tokenizer settings of a GGUF file, keys `tokenizer.ggml.*`.
 ///
-/// The lists are as long as [`tokens`](Self::tokens) or empty where the file has none; every id is
-/// smaller than that.
+/// From a file, [`scores`](Self::scores) and [`token_types`](Self::token_types) are as long as
+/// [`tokens`](Self::tokens), or empty where it has none, and every id is smaller than that.
+/// Everything else is checked by [`Tokenizer::from_gguf`](crate::tokenizer::Tokenizer::from_gguf).
 #[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
 pub struct GgufVocabulary {
-    /// `model`: `llama` (SentencePiece BPE), `gpt2` (byte-level BPE) and others.
+    /// `model`: `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) and others.
     pub model: String,
-    /// `pre`: which pre-tokenization a byte-level BPE uses, for example `llama-bpe`.
+    /// `pre`: how a byte-level BPE cuts text before merging, for example `llama-bpe`.
     pub pre: Option<String>,
     /// `tokens`: the text of each token, by id.
     pub tokens: Vec<String>,
-    /// `scores`: the priority of each token (SentencePiece).
-    pub scores: Vec<f32>,
     /// `token_type`: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
     pub token_types: Vec<i32>,
+    /// `scores`: the priority of each token; only SentencePiece needs them.
+    pub scores: Vec<f32>,
     /// `merges`: the pairs of a byte-level BPE, the two texts separated by a space, first to last.
     /// Its length is its own.
     pub merges: Vec<String>,
@@ -40,14 +46,16 @@ pub struct GgufVocabulary {
     /// `eos_token_id`.
     pub eos_id: Option<u32>,
     /// `unknown_token_id`.
-    pub unknown_id: Option<u32>,
+    pub unk_id: Option<u32>,
     /// `padding_token_id`.
-    pub padding_id: Option<u32>,
-    /// `add_bos_token`: whether a text starts with the token `bos_id`.
+    pub pad_id: Option<u32>,
+    /// `add_bos_token`: whether a text starts with the token `bos_id`; by default on for `llama`
+    /// and for `llama-bpe`, as in llama.cpp.
     pub add_bos: Option<bool>,
-    /// `add_eos_token`: whether a text ends with the token `eos_id`.
+    /// `add_eos_token`: whether a text ends with the token `eos_id`; by default off.
     pub add_eos: Option<bool>,
-    /// `add_space_prefix`: whether a text is tokenized as if a space came first (SentencePiece).
+    /// `add_space_prefix`: whether a text is tokenized as if a space came first; by default on, and
+    /// only used by SentencePiece.
     pub add_space_prefix: Option<bool>,
 }
 
@@ -83,8 +91,8 @@ impl GgufVocabulary {
             merges: strings(gguf, "tokenizer.ggml.merges")?,
             bos_id: id("bos")?,
             eos_id: id("eos")?,
-            unknown_id: id("unknown")?,
-            padding_id: id("padding")?,
+            unk_id: id("unknown")?,
+            pad_id: id("padding")?,
             add_bos: flag("add_bos_token")?,
             add_eos: flag("add_eos_token")?,
             add_space_prefix: flag("add_space_prefix")?,

@@ -142,7 +142,10 @@ impl Keys<'_> {
         if sizes.all(|size| size == Some(first)) {
             Ok(Some(first))
         } else {
-            Err(Error::unsupported(format!("{key} that differs between layers")))
+            Err(Error::unsupported(
+                format!("{key} that differs between layers"),
+                "the same for all layers",
+            ))
         }
     }
 
@@ -176,9 +179,10 @@ impl Keys<'_> {
             }
         };
         match self.uniform("attention.value_length")? {
-            Some(value) if value != head_dim => Err(Error::unsupported(format!(
-                "value heads of {value} elements beside key heads of {head_dim}"
-            ))),
+            Some(value) if value != head_dim => Err(Error::unsupported(
+                format!("value heads of {value} elements beside key heads of {head_dim}"),
+                "the same for both",
+            )),
             _ => Ok(head_dim),
         }
     }
@@ -199,14 +203,20 @@ impl Keys<'_> {
                 factor.map_or(RopeScaling::None, linear)
             }
             Some(other) => {
-                return Err(Error::unsupported(format!("rope type {}", quoted(other))));
+                return Err(Error::unsupported(
+                    format!("rope type {}", quoted(other)),
+                    "none, linear",
+                ));
             }
         };
         let scaling = match (self.rope_factors()?, scaling) {
             (None, scaling) => scaling,
             (Some(factors), RopeScaling::None) => RopeScaling::Factors(factors),
             (Some(_), _) => {
-                return Err(Error::unsupported("rope_freqs.weight together with a rope factor"));
+                return Err(Error::unsupported(
+                    "rope_freqs.weight together with a rope factor",
+                    "either alone",
+                ));
             }
         };
         Ok(RopeConfig {
@@ -223,11 +233,14 @@ impl Keys<'_> {
             return Ok(None);
         };
         if tensor.kind != TensorType::Weight(WeightFormat::F32) || tensor.shape.len() != 1 {
-            return Err(Error::unsupported(format!(
-                "tensor rope_freqs.weight of type {} and shape {:?} (a vector of F32 is)",
-                tensor.kind.name(),
-                tensor.shape
-            )));
+            return Err(Error::unsupported(
+                format!(
+                    "tensor rope_freqs.weight of type {} and shape {:?}",
+                    tensor.kind.name(),
+                    tensor.shape
+                ),
+                "a vector of F32",
+            ));
         }
         let (factors, _) = tensor.bytes.as_chunks::<4>();
         Ok(Some(factors.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
@@ -241,17 +254,26 @@ impl Keys<'_> {
     /// Refuses what could change the computation, unknown keys included.
     fn refuse(&self) -> Result<()> {
         if self.0.integer::<u64>("split.count")?.unwrap_or(0) > 1 {
-            return Err(Error::unsupported("a GGUF model that is split over several files"));
+            return Err(Error::unsupported(
+                "a GGUF model that is split over several files",
+                "all in one file",
+            ));
         }
         if let Some(experts @ 1..) = self.uniform("expert_count")? {
-            return Err(Error::unsupported(format!("a mixture of {experts} experts")));
+            return Err(Error::unsupported(
+                format!("a mixture of {experts} experts"),
+                "dense models",
+            ));
         }
         for (key, value) in self.0.metadata() {
             let Some(short) = key.strip_prefix("llama.") else {
                 continue;
             };
             if !KNOWN_KEYS.contains(&short) && !changes_nothing(short, value) {
-                return Err(Error::unsupported(format!("key {} in the metadata", quoted(key))));
+                return Err(Error::unsupported(
+                    format!("key {} in the metadata", quoted(key)),
+                    "absent, or the value without effect",
+                ));
             }
         }
         Ok(())

@@ -79,7 +79,7 @@ impl ModelConfig {
         let activation = match raw.hidden_act.as_deref() {
             None | Some("silu" | "swish") => Activation::Silu,
             Some(other) => {
-                return Err(Error::unsupported(format!("activation {}", quoted(other))));
+                return Err(Error::unsupported(format!("activation {}", quoted(other)), "silu"));
             }
         };
 
@@ -179,15 +179,15 @@ impl Raw {
 impl RawRope {
     fn scaling(&self, original_context: usize) -> Result<RopeScaling> {
         if let Some((layers, _)) = self.rest.iter().find(|(_, value)| value.is_object()) {
-            return Err(Error::unsupported(format!(
-                "rotary embedding of its own for {}",
-                quoted(layers)
-            )));
+            return Err(Error::unsupported(
+                format!("rotary embedding of its own for {}", quoted(layers)),
+                "one for all layers",
+            ));
         }
         if let Some(factor) = self.rest.get("partial_rotary_factor")
             && !(factor.is_null() || factor.as_f64() == Some(1.0))
         {
-            return Err(Error::unsupported(format!("partial_rotary_factor {factor}")));
+            return Err(Error::unsupported(format!("partial_rotary_factor {factor}"), "1"));
         }
         match self.rope_type.as_deref().or(self.r#type.as_deref()) {
             None if self.factor.is_some() => Err(Error::config("rope_type is missing")),
@@ -201,7 +201,10 @@ impl RawRope {
                 high_freq_factor: required(self.high_freq_factor, "rope high_freq_factor")?,
                 original_context,
             }),
-            Some(other) => Err(Error::unsupported(format!("rope type {}", quoted(other)))),
+            Some(other) => Err(Error::unsupported(
+                format!("rope type {}", quoted(other)),
+                "default, linear, llama3",
+            )),
         }
     }
 }
@@ -260,8 +263,14 @@ fn refuse(rest: &Map<String, Value>) -> Result<()> {
     let changed = |names: &[&'static str], accepts: &dyn Fn(&Value) -> bool| {
         names.iter().copied().find(|&name| rest.get(name).is_some_and(|value| !accepts(value)))
     };
-    match changed(&OFF, &off).or_else(|| changed(&ONE, &one)) {
-        Some(name) => Err(Error::unsupported(format!("{name} in config.json"))),
+    let unsupported = |name: &str, supported| {
+        Err(Error::unsupported(format!("{name} in config.json"), supported))
+    };
+    if let Some(name) = changed(&OFF, &off) {
+        return unsupported(name, "absent, null, false, 0 or full_attention");
+    }
+    match changed(&ONE, &one) {
+        Some(name) => unsupported(name, "absent, null or 1"),
         None => Ok(()),
     }
 }

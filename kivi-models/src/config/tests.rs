@@ -147,7 +147,11 @@ fn mistral_and_its_window() {
     assert!(matches!(window(Some(json!(0))), Err(Error::InvalidConfig { .. })));
     // `MistralConfig` takes an absent field for 4,096.
     let message = window(None).unwrap_err().to_string();
-    assert_eq!(message, "not supported: a sliding window of 4096 tokens in a context of 32768");
+    assert_eq!(
+        message,
+        "not supported: a sliding window of 4096 tokens in a context of 32768 (supported: none, or \
+         one that holds the context)"
+    );
 }
 
 #[test]

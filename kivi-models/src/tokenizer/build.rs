@@ -55,11 +55,11 @@ pub(super) fn invalid(reason: impl Into<String>) -> Error {
 impl Parts {
     /// Checks everything and builds the tokenizer.
     pub(super) fn build(mut self) -> Result<Tokenizer> {
-        self.check()?;
+        let plain_merges = self.check()?;
         let added = self.added_vocabulary()?;
         let mut added_plain = added.clone();
         added_plain.set_encode_special_tokens(true);
-        self.drop_special_from_model();
+        self.drop_special_from_model(&plain_merges);
         let pieces = Pieces::new(
             self.spelling,
             self.vocab.iter().map(|(token, id)| (token.as_str(), *id)),
@@ -87,22 +87,31 @@ impl Parts {
         Ok(Tokenizer { inner: Arc::new(inner) })
     }
 
-    fn check(&self) -> Result<()> {
-        let ids = self.check_vocab()?;
-        let known: HashSet<&str> = self.vocab.iter().map(|(token, _)| token.as_str()).collect();
+    /// Checks the parts against each other; returns for each merge whether it is free of special
+    /// tokens.
+    fn check(&self) -> Result<Vec<bool>> {
+        let (id_of, ids) = self.check_vocab()?;
+        let special = self.special_ids();
+        let mut plain_merges = Vec::with_capacity(self.merges.len());
+        let mut merged = String::new();
         for (rank, (left, right)) in self.merges.iter().enumerate() {
-            let merged = format!("{left}{right}");
+            merged.clear();
+            merged.push_str(left);
+            merged.push_str(right);
+            let mut plain = true;
             for token in [left, right, &merged] {
-                if !known.contains(token.as_str()) {
+                let Some(id) = id_of.get(token.as_str()) else {
                     let name = quoted(token);
                     return Err(invalid(format!(
                         "merge {rank} names {name}, which is not in the vocabulary"
                     )));
-                }
+                };
+                plain &= !special.contains(id);
             }
+            plain_merges.push(plain);
         }
         if let Some(unk) = &self.unk
-            && !known.contains(unk.as_str())
+            && !id_of.contains_key(unk.as_str())
         {
             let name = quoted(unk);
             return Err(invalid(format!("the unknown token {name} is not in the vocabulary")));
@@ -114,23 +123,21 @@ impl Parts {
                 return Err(invalid(format!("special token id {id} has no token")));
             }
         }
-        Ok(())
+        Ok(plain_merges)
     }
 
-    /// Every id and every token once, and of sane size; returns the ids.
-    fn check_vocab(&self) -> Result<HashSet<u32>> {
+    /// Every id and every token once, and of sane size; returns the merge vocabulary, and the ids of
+    /// all tokens.
+    fn check_vocab(&self) -> Result<(HashMap<&str, u32>, HashSet<u32>)> {
         let mut id_of = HashMap::with_capacity(self.vocab.len());
-        let mut ids = HashSet::with_capacity(self.vocab.len());
-        let added = self.added.iter().map(|(token, id)| (&token.content, *id, true));
-        let vocab = self.vocab.iter().map(|(token, id)| (token, *id, false));
+        let mut ids = HashSet::with_capacity(self.vocab.len() + self.added.len());
         let mut added_contents = HashSet::new();
+        let vocab = self.vocab.iter().map(|(token, id)| (token.as_str(), *id, false));
+        let added = self.added.iter().map(|(token, id)| (token.content.as_str(), *id, true));
         for (token, id, is_added) in vocab.chain(added) {
-            let name = || quoted(token);
             if id as usize >= MAX_VOCAB {
-                return Err(invalid(format!(
-                    "token {} has id {id}, the limit is {MAX_VOCAB}",
-                    name()
-                )));
+                let name = quoted(token);
+                return Err(invalid(format!("token {name} has id {id}, the limit is {MAX_VOCAB}")));
             }
             if token.len() > MAX_TOKEN_BYTES {
                 let len = token.len();
@@ -139,21 +146,29 @@ impl Parts {
                 )));
             }
             if is_added && (token.is_empty() || !added_contents.insert(token)) {
-                return Err(invalid(format!("added token {} is empty or given twice", name())));
+                let name = quoted(token);
+                return Err(invalid(format!("added token {name} is empty or given twice")));
             }
-            match id_of.insert(token, id) {
+            let other = if is_added { id_of.get(token).copied() } else { id_of.insert(token, id) };
+            match other {
                 // An added token may be in the vocabulary as well, under the same id.
                 Some(other) if is_added && other == id => continue,
                 Some(other) => {
-                    return Err(invalid(format!("token {} has the ids {other} and {id}", name())));
+                    let name = quoted(token);
+                    return Err(invalid(format!("token {name} has the ids {other} and {id}")));
                 }
                 None => {}
             }
             if !ids.insert(id) {
-                return Err(invalid(format!("id {id} belongs to {} and to another token", name())));
+                let name = quoted(token);
+                return Err(invalid(format!("id {id} belongs to {name} and to another token")));
             }
         }
-        Ok(ids)
+        Ok((id_of, ids))
+    }
+
+    fn special_ids(&self) -> HashSet<u32> {
+        self.added.iter().filter(|(token, _)| token.special).map(|(_, id)| *id).collect()
     }
 
     /// The added tokens under their own ids. The crate takes ids from the model, so it is shown a
@@ -172,18 +187,11 @@ impl Parts {
 
     /// Takes the special tokens out of reach of ordinary text: they leave the merge vocabulary, all
     /// but the unknown token, and with them the merges that involve them.
-    fn drop_special_from_model(&mut self) {
-        let special: HashSet<&str> = self
-            .added
-            .iter()
-            .filter(|(token, _)| token.special)
-            .map(|(token, _)| token.content.as_str())
-            .collect();
-        self.merges.retain(|(left, right)| {
-            let merged = format!("{left}{right}");
-            ![left, right, &merged].iter().any(|token| special.contains(token.as_str()))
-        });
+    fn drop_special_from_model(&mut self, plain_merges: &[bool]) {
+        let mut plain = plain_merges.iter();
+        self.merges.retain(|_| plain.next() == Some(&true));
+        let special = self.special_ids();
         let unk = self.unk.as_deref();
-        self.vocab.retain(|(token, _)| !special.contains(&**token) || Some(&**token) == unk);
+        self.vocab.retain(|(token, id)| !special.contains(id) || Some(&**token) == unk);
     }
 }

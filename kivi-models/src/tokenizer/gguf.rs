@@ -1,4 +1,4 @@
-//! Tokenizers as GGUF files hold them.
+//! Tokenizers from the vocabulary of a GGUF file.
 
 use super::Roles;
 use super::build::{MAX_VOCAB, Parts, invalid};
@@ -11,58 +11,6 @@ use crate::{Error, Result};
 use tokenizers::AddedToken;
 use tokenizers::normalizers::{Prepend, Replace, Sequence};
 
-/// The `tokenizer.ggml.*` metadata of a GGUF file.
-#[derive(Clone, Debug, Default)]
-pub struct GgufTokenizer {
-    /// `model`: `"gpt2"` (byte-level merges) or `"llama"` (SentencePiece).
-    pub model: String,
-    /// `pre`: how byte-level text is cut, `"smollm"`, `"llama-bpe"` or `"qwen2"`.
-    pub pre: Option<String>,
-    /// `tokens`: the vocabulary, by id.
-    pub tokens: Vec<String>,
-    /// `token_type`, one per token or none at all: 1 normal, 2 unknown, 3 control, 4 user-defined,
-    /// 5 unused, 6 byte.
-    pub token_types: Vec<i32>,
-    /// `scores`, one per token or none at all; only SentencePiece needs them.
-    pub scores: Vec<f32>,
-    /// `merges`, two tokens separated by a space each; only byte-level vocabularies need them.
-    pub merges: Vec<String>,
-    /// `bos_token_id`.
-    pub bos_id: Option<u32>,
-    /// `eos_token_id`.
-    pub eos_id: Option<u32>,
-    /// `unknown_token_id`.
-    pub unk_id: Option<u32>,
-    /// `padding_token_id`.
-    pub pad_id: Option<u32>,
-    /// `add_bos_token`; by default on for `"llama"` and `"llama-bpe"`, as in llama.cpp.
-    pub add_bos: Option<bool>,
-    /// `add_eos_token`; by default off.
-    pub add_eos: Option<bool>,
-    /// `add_space_prefix`; by default on, and only used by `"llama"`.
-    pub add_space_prefix: Option<bool>,
-}
-
-impl From<GgufVocabulary> for GgufTokenizer {
-    fn from(vocabulary: GgufVocabulary) -> Self {
-        Self {
-            model: vocabulary.model,
-            pre: vocabulary.pre,
-            tokens: vocabulary.tokens,
-            token_types: vocabulary.token_types,
-            scores: vocabulary.scores,
-            merges: vocabulary.merges,
-            bos_id: vocabulary.bos_id,
-            eos_id: vocabulary.eos_id,
-            unk_id: vocabulary.unknown_id,
-            pad_id: vocabulary.padding_id,
-            add_bos: vocabulary.add_bos,
-            add_eos: vocabulary.add_eos,
-            add_space_prefix: vocabulary.add_space_prefix,
-        }
-    }
-}
-
 /// What a token is for, `token_type` in the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -74,7 +22,7 @@ enum Kind {
     Byte,
 }
 
-impl GgufTokenizer {
+impl GgufVocabulary {
     pub(super) fn into_parts(self) -> Result<Parts> {
         if self.tokens.is_empty() || self.tokens.len() > MAX_VOCAB {
             let found = self.tokens.len();
@@ -85,10 +33,10 @@ impl GgufTokenizer {
             "gpt2" => self.byte_level(&kinds)?,
             "llama" => self.sentencepiece(&kinds)?,
             other => {
-                let name = quoted(other);
-                return Err(Error::unsupported(format!(
-                    "tokenizer model {name} (supported: gpt2, llama)"
-                )));
+                return Err(Error::unsupported(
+                    format!("tokenizer model {}", quoted(other)),
+                    "gpt2, llama",
+                ));
             }
         };
         Ok(parts)
@@ -96,19 +44,10 @@ impl GgufTokenizer {
 
     fn byte_level(self, kinds: &[Kind]) -> Result<Parts> {
         let pre = patterns::named(self.pre.as_deref())?;
-        let merges = self.merges.iter().enumerate().map(|(rank, merge)| {
-            // The first character may itself be a space.
-            let first = merge.chars().next().map_or(0, char::len_utf8);
-            let (left, right) = merge[first..].split_once(' ').unwrap_or_default();
-            let left = &merge[..first + left.len()];
-            if right.is_empty() {
-                let merge = quoted(merge);
-                return Err(invalid(format!("merge {rank} is {merge}, not two tokens")));
-            }
-            Ok((left.to_owned(), right.to_owned()))
-        });
-        let merges = merges.collect::<Result<_>>()?;
         let (prefix, suffix) = self.affixes(pre.add_bos)?;
+        let added = self.added(kinds);
+        let roles = self.roles();
+        let merges = self.merges.into_iter().enumerate().map(split_merge).collect::<Result<_>>()?;
         Ok(Parts {
             merges,
             ignore_merges: pre.ignore_merges,
@@ -117,11 +56,11 @@ impl GgufTokenizer {
             unk: None,
             normalizer: pre.normalizer,
             pre_tokenizer: Some(pre.pre_tokenizer),
-            added: self.added(kinds),
+            added,
             spelling: Spelling::ByteLevel,
             prefix,
             suffix,
-            roles: self.roles(),
+            roles,
             vocab: self.tokens.into_iter().zip(0..).collect(),
         })
     }
@@ -246,5 +185,18 @@ impl GgufTokenizer {
 
     fn roles(&self) -> Roles {
         Roles { bos: self.bos_id, eos: self.eos_id, unk: self.unk_id, pad: self.pad_id }
+    }
+}
+
+/// The two tokens of a merge. The first character may itself be a space.
+fn split_merge((rank, mut merge): (usize, String)) -> Result<(String, String)> {
+    let first = merge.chars().next().map_or(0, char::len_utf8);
+    match merge[first..].find(' ').map(|space| first + space) {
+        Some(space) if space + 1 < merge.len() => {
+            let right = merge.split_off(space + 1);
+            merge.truncate(space);
+            Ok((merge, right))
+        }
+        _ => Err(invalid(format!("merge {rank} is {}, not two tokens", quoted(&merge)))),
     }
 }

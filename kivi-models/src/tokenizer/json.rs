@@ -2,8 +2,9 @@
 
 mod components;
 
+use super::Roles;
 use super::build::{Parts, invalid};
-use super::{Roles, TokenizerConfig};
+use crate::checkpoint::TokenizerConfig;
 use crate::error::quoted;
 use crate::{Error, Result};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
@@ -97,7 +98,7 @@ pub(super) fn parse(json: &[u8], config: &TokenizerConfig) -> Result<Parts> {
     let probe: Probe = from_slice(json)?;
     if probe.model.kind.as_deref().is_some_and(|kind| kind != "BPE") {
         let kind = quoted(&probe.model.kind.unwrap_or_default());
-        return Err(Error::unsupported(format!("tokenizer model {kind} (supported: \"BPE\")")));
+        return Err(Error::unsupported(format!("tokenizer model {kind}"), "BPE"));
     }
     let File { added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model } =
         from_slice(json)?;
@@ -107,11 +108,11 @@ pub(super) fn parse(json: &[u8], config: &TokenizerConfig) -> Result<Parts> {
     ] {
         if let Some(value) = value.as_deref().filter(|value| !value.is_empty()) {
             let value = quoted(value);
-            return Err(Error::unsupported(format!("tokenizer model with {name} {value}")));
+            return Err(Error::unsupported(format!("tokenizer model with {name} {value}"), "none"));
         }
     }
     if let Some(dropout) = model.dropout.filter(|&dropout| dropout != 0.0) {
-        return Err(Error::unsupported(format!("tokenizer model with dropout {dropout}")));
+        return Err(Error::unsupported(format!("tokenizer model with dropout {dropout}"), "0"));
     }
     let added = added_tokens.into_iter().map(|added| (added.token, added.id)).collect::<Vec<_>>();
     let roles = {

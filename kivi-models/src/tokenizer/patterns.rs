@@ -49,9 +49,10 @@ pub(super) fn named(pre: Option<&str>) -> Result<PreTokenization> {
         },
         other => {
             let name = other.map_or("none".to_owned(), crate::error::quoted);
-            return Err(Error::unsupported(format!(
-                "pre-tokenizer {name} (supported: smollm, llama-bpe, qwen2)"
-            )));
+            return Err(Error::unsupported(
+                format!("pre-tokenizer {name}"),
+                "smollm, llama-bpe, qwen2",
+            ));
         }
     })
 }

@@ -1,7 +1,5 @@
 //! The bytes of every token.
 
-use std::collections::HashMap;
-
 /// How a vocabulary spells bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
@@ -96,24 +94,33 @@ impl Pieces {
     }
 }
 
-/// The character each byte is spelled with: itself where it is printable and not a space in
-/// Latin-1, else the next of U+0100, U+0101 … (GPT-2's `bytes_to_unicode`).
-fn byte_level_alphabet() -> HashMap<char, u8> {
-    let mut others = '\u{100}'..;
-    (0..=u8::MAX)
-        .map(|byte| {
-            let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-            let spelled = if printable { Some(char::from(byte)) } else { others.next() };
-            // The range of characters is longer than 256.
-            (spelled.unwrap_or_default(), byte)
-        })
-        .collect()
+/// The byte that each of the characters below U+0144 spells, if it does: a byte is spelled as
+/// itself where it is printable and not a space in Latin-1, else as the next of U+0100, U+0101 …
+/// (GPT-2's `bytes_to_unicode`).
+fn byte_level_alphabet() -> [Option<u8>; 0x144] {
+    let mut alphabet = [None; 0x144];
+    let mut others = 0x100..0x144;
+    for byte in 0..=u8::MAX {
+        let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        let spelled = if printable { Some(usize::from(byte)) } else { others.next() };
+        // 188 bytes are printable, 68 are not.
+        if let Some(entry) = spelled.and_then(|char| alphabet.get_mut(char)) {
+            *entry = Some(byte);
+        }
+    }
+    alphabet
 }
 
 /// Bytes of a byte-level token; one that is not spelled in the alphabet is plain text.
-fn byte_level(token: &str, alphabet: &HashMap<char, u8>) -> Vec<u8> {
-    let bytes: Option<Vec<u8>> = token.chars().map(|c| alphabet.get(&c).copied()).collect();
-    bytes.unwrap_or_else(|| token.as_bytes().to_vec())
+fn byte_level(token: &str, alphabet: &[Option<u8>]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(token.len());
+    for char in token.chars() {
+        match alphabet.get(char as usize) {
+            Some(&Some(byte)) => bytes.push(byte),
+            _ => return token.as_bytes().to_vec(),
+        }
+    }
+    bytes
 }
 
 /// Bytes of a SentencePiece token.

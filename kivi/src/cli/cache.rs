@@ -1,8 +1,11 @@
 //! Options of the cache.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use kivi::{CacheConfig, Format, ValueResidual, models::ModelConfig};
+
+/// `R` of the paper's experiments.
+const DEFAULT_RESIDUAL_LENGTH: usize = 128;
 
 /// Options of the cache.
 #[derive(Args, Clone, Debug)]
@@ -18,7 +21,7 @@ pub(super) struct CacheOptions {
     #[arg(long, env = "KIVI_GROUP_SIZE", default_value_t = 32, value_name = "G")]
     group_size: usize,
     /// Newest tokens in full precision, a multiple of the group size.
-    #[arg(long, env = "KIVI_RESIDUAL_LENGTH", default_value_t = 128, value_name = "R")]
+    #[arg(long, env = "KIVI_RESIDUAL_LENGTH", default_value_t = DEFAULT_RESIDUAL_LENGTH, value_name = "R")]
     residual_length: usize,
     /// First tokens in full precision.
     #[arg(long, env = "KIVI_SINK_LENGTH", default_value_t = 0, value_name = "S")]
@@ -37,6 +40,15 @@ enum ValueResidualName {
 impl CacheOptions {
     /// The configuration for a model.
     pub(super) fn config(&self, model: &ModelConfig) -> Result<CacheConfig> {
+        // Room for both is allocated at once, so more than can ever be used is a mistake.
+        let longest = model.context_length.max(DEFAULT_RESIDUAL_LENGTH);
+        for (option, tokens) in
+            [("residual-length", self.residual_length), ("sink-length", self.sink_length)]
+        {
+            if tokens > longest {
+                bail!("--{option} {tokens} is beyond the model's context of {longest}");
+            }
+        }
         let (key, value) = self.formats(model);
         self.with_formats(key, value)
     }

@@ -1,8 +1,11 @@
 //! Choosing a backend.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use kivi::DecoderBackend;
+
+/// No machine has more cores by far; so many threads are a slip of the finger.
+const MAX_THREADS: usize = 4096;
 
 /// Options that choose a backend.
 #[derive(Args, Clone, Debug)]
@@ -33,6 +36,9 @@ pub(super) trait Task {
 impl DeviceOptions {
     /// Opens the chosen backend and runs `task` on it.
     pub(super) fn run(&self, task: impl Task) -> Result<()> {
+        if self.threads > MAX_THREADS {
+            bail!("--threads {} is too many: at most {MAX_THREADS}", self.threads);
+        }
         match self.device {
             #[cfg(feature = "cpu")]
             DeviceName::Auto | DeviceName::Cpu => task.run(kivi::cpu::Cpu::new(self.threads)?),
@@ -48,5 +54,5 @@ impl DeviceOptions {
 
 #[cfg(not(all(feature = "cpu", feature = "cpu-ref")))]
 fn missing(feature: &str) -> Result<()> {
-    anyhow::bail!("this program was built without the backend {feature}")
+    bail!("this program was built without the backend {feature}")
 }

@@ -10,7 +10,7 @@ use super::{
     sampling::SamplingOptions,
     summary::CacheSummary,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use kivi::{
     CacheConfig, DecoderBackend,
@@ -81,9 +81,11 @@ impl Run {
         let mut prompt = self.read_prompt()?;
         let chat = self.chat || prompt.is_none() && std::io::stdin().is_terminal();
         if !chat && prompt.is_none() {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
-            prompt = Some(text);
+            let mut bytes = Vec::new();
+            std::io::stdin()
+                .read_to_end(&mut bytes)
+                .map_err(|error| anyhow::anyhow!("cannot read standard input: {error}"))?;
+            prompt = Some(utf8("standard input", bytes)?);
         }
         if prompt.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
             bail!("the prompt is empty");
@@ -100,11 +102,7 @@ impl Run {
         if bytes.is_empty() {
             bail!("{} is empty", path.display());
         }
-        let text = String::from_utf8(bytes).map_err(|error| {
-            let at = error.utf8_error().valid_up_to();
-            anyhow::anyhow!("{} is not valid UTF-8 at byte {at}", path.display())
-        })?;
-        Ok(Some(text))
+        Ok(Some(utf8(&path.display().to_string(), bytes)?))
     }
 
     /// Tokens of the prompt as the model is to see it.
@@ -125,6 +123,14 @@ impl Run {
         messages.push(Message::new("user", prompt));
         Ok(tokenizer.encode(&template.render(&messages, true)?, false, true)?)
     }
+}
+
+/// The text that was read from `source`.
+fn utf8(source: &str, bytes: Vec<u8>) -> Result<String> {
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        anyhow::anyhow!("{source} is not valid UTF-8 at byte {at}")
+    })
 }
 
 struct RunTask {
@@ -235,6 +241,14 @@ impl Task for RunTask {
             && tokens.len() >= context
         {
             bail!("the prompt of {} tokens does not fit the context of {context}", tokens.len());
+        }
+        if let (Some(tokens), Some(n)) = (&tokens, run.tokens)
+            && n > context - tokens.len()
+        {
+            bail!(
+                "{n} more tokens after a prompt of {} do not fit the context of {context}",
+                tokens.len()
+            );
         }
 
         let llama = Llama::load(backend, &checkpoint)?;

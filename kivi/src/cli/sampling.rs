@@ -8,19 +8,19 @@ use kivi::models::{config::GenerationDefaults, sampling::SamplerConfig};
 #[derive(Args, Clone, Debug)]
 pub(super) struct SamplingOptions {
     /// Temperature; 0 is greedy decoding.
-    #[arg(long, env = "KIVI_TEMP")]
+    #[arg(long, env = "KIVI_TEMP", allow_negative_numbers = true)]
     temp: Option<f32>,
     /// Sample from the K most likely tokens; 0 is off.
     #[arg(long, env = "KIVI_TOP_K")]
     top_k: Option<usize>,
     /// Sample from the smallest set of tokens that reach this probability; 1 is off.
-    #[arg(long, env = "KIVI_TOP_P")]
+    #[arg(long, env = "KIVI_TOP_P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Drop tokens less likely than this share of the most likely one; 0 is off.
-    #[arg(long, env = "KIVI_MIN_P")]
+    #[arg(long, env = "KIVI_MIN_P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Penalty on tokens seen lately; 1 is off.
-    #[arg(long, env = "KIVI_REPETITION_PENALTY")]
+    #[arg(long, env = "KIVI_REPETITION_PENALTY", allow_negative_numbers = true)]
     repetition_penalty: Option<f32>,
     /// How many of the newest tokens the penalty looks at.
     #[arg(long, env = "KIVI_REPETITION_WINDOW")]

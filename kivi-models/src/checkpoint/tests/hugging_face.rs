@@ -1,7 +1,9 @@
 //! Hugging Face directories: single files, shards, and what can be wrong with them.
 
 use super::golden;
-use crate::checkpoint::{Checkpoint, LayerWeight, ShardIndex, TokenizerSource, WeightName};
+use crate::checkpoint::{
+    Checkpoint, LayerWeight, ShardIndex, TokenizerConfig, TokenizerSource, WeightName,
+};
 use crate::config::{Architecture, ModelConfig};
 use crate::{Error, Result};
 use kivi_core::WeightFormat;
@@ -178,7 +180,10 @@ fn damaged_files_are_refused() {
     let error = refused(Checkpoint::open(directory.path()), "model.safetensors is missing");
     assert!(matches!(error, Error::MissingFile { .. }));
     write(directory.path(), "pytorch_model.bin", "");
-    refused(Checkpoint::open(directory.path()), "weights must be in the safetensors format");
+    refused(
+        Checkpoint::open(directory.path()),
+        "weights in pytorch_model.bin (supported: safetensors)",
+    );
 }
 
 #[test]
@@ -271,7 +276,10 @@ fn tokenizer_files_are_looked_for() {
     assert!(source().unwrap_err().to_string().contains("tokenizer.model alone is not enough"));
     write(directory.path(), "tokenizer.json", "{}");
     let path = directory.path().join("tokenizer.json");
-    assert_eq!(source().unwrap(), TokenizerSource::HuggingFace(path));
+    assert_eq!(
+        source().unwrap(),
+        TokenizerSource::HuggingFace { path, config: TokenizerConfig::default() }
+    );
 }
 
 #[test]

@@ -19,7 +19,10 @@ pub(super) fn normalizer(value: Value) -> Result<Option<NormalizerWrapper>> {
             "Prepend" => &part["prepend"],
             "Replace" if part["pattern"]["String"].is_string() => &part["content"],
             "Replace" => {
-                return Err(Error::unsupported("tokenizer normalizer that replaces a regex"));
+                return Err(Error::unsupported(
+                    "tokenizer normalizer that replaces a regex",
+                    "plain text",
+                ));
             }
             _ => continue,
         };
@@ -63,9 +66,7 @@ pub(super) fn spelling(value: &Value) -> Result<Spelling> {
         _ => {}
     }
     let found = if kinds.is_empty() { "none".to_owned() } else { one_line(&kinds.join(", ")) };
-    Err(Error::unsupported(format!(
-        "tokenizer decoder {found} (supported: byte-level, SentencePiece)"
-    )))
+    Err(Error::unsupported(format!("tokenizer decoder {found}"), "byte-level, SentencePiece"))
 }
 
 /// The tokens that the post-processor puts before and after a text.
@@ -126,8 +127,7 @@ fn allow(what: &str, part: &Value, kinds: &[&str]) -> Result<()> {
     if kinds.contains(&found) {
         return Ok(());
     }
-    let (found, kinds) = (quoted(found), kinds.join(", "));
-    Err(Error::unsupported(format!("tokenizer {what} {found} (supported: {kinds})")))
+    Err(Error::unsupported(format!("tokenizer {what} {}", quoted(found)), kinds.join(", ")))
 }
 
 /// Refuses patterns that match nothing or that would take too much memory to compile.

@@ -1,0 +1,92 @@
+//! One layer of one sequence in canonical form.
+
+use crate::{
+    Error, KeyValue, LayerSpec, PackedKeys, PackedValues, PoolSpec, Result, SequenceLayout,
+    expect_len,
+};
+
+/// Full-precision tokens of one layer in canonical form.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FullTokens {
+    /// Position of the first token.
+    pub first: usize,
+    /// Number of tokens.
+    pub tokens: usize,
+    /// `[kv_heads, tokens, head_dim]`.
+    pub data: Vec<f32>,
+}
+
+/// One layer of one sequence in canonical form, the same on every backend.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CanonicalLayer {
+    /// The first `min(tokens, S)` tokens.
+    pub sinks: KeyValue<FullTokens>,
+    /// Quantized keys from position `S` on; `None` for an uncompressed format.
+    pub packed_keys: Option<PackedKeys>,
+    /// Quantized values from position `S` on; `None` for an uncompressed format.
+    pub packed_values: Option<PackedValues>,
+    /// The residual of a quantized format; all tokens after the sinks of an uncompressed one.
+    pub full: KeyValue<FullTokens>,
+}
+
+impl CanonicalLayer {
+    /// Checks that the contents have exactly the shape of a layout in a layer of a pool; every
+    /// backend's import does so before it changes anything.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] or [`Error::InvalidShape`] that name the part that does not fit.
+    pub fn check(&self, pool: &PoolSpec, layer: &LayerSpec, layout: &SequenceLayout) -> Result<()> {
+        const OPERATION: &str = "import";
+        let (sinks, group) = (pool.config().sink_length(), pool.config().group_size());
+        let quantized = layout.packed.map(|end| end - sinks);
+        let shape = |tokens| [layer.kv_heads, tokens, layer.head_dim];
+        let refuse = |what| Err(Error::request(OPERATION, format!("{what} do not fit the layer")));
+        match (layer.format.keys.bits, &self.packed_keys) {
+            (None, None) => {}
+            (Some(bits), Some(keys)) => {
+                let fitting = PackedKeys::zeroed(bits, group, shape(quantized.keys))?;
+                let same = (keys.bits, keys.group_size, keys.kv_heads, keys.tokens, keys.head_dim)
+                    == (bits, group, layer.kv_heads, quantized.keys, layer.head_dim);
+                if !same {
+                    return refuse("quantized keys");
+                }
+                expect_len(OPERATION, "key codes", keys.codes.len(), fitting.codes.len())?;
+                expect_len(OPERATION, "key scales", keys.scales.len(), fitting.scales.len())?;
+                expect_len(OPERATION, "key zeros", keys.zeros.len(), fitting.zeros.len())?;
+            }
+            _ => return refuse("quantized keys"),
+        }
+        match (layer.format.values.bits, &self.packed_values) {
+            (None, None) => {}
+            (Some(bits), Some(values)) => {
+                let fitting = PackedValues::zeroed(bits, group, shape(quantized.values))?;
+                let found = (values.bits, values.group_size, values.kv_heads);
+                let same = found == (bits, group, layer.kv_heads)
+                    && (values.tokens, values.head_dim) == (quantized.values, layer.head_dim);
+                if !same {
+                    return refuse("quantized values");
+                }
+                expect_len(OPERATION, "value codes", values.codes.len(), fitting.codes.len())?;
+                expect_len(OPERATION, "value scales", values.scales.len(), fitting.scales.len())?;
+                expect_len(OPERATION, "value zeros", values.zeros.len(), fitting.zeros.len())?;
+            }
+            _ => return refuse("quantized values"),
+        }
+        let packs = layer.format.map(|format| format.bits.is_some());
+        let first = packs.zip(layout.kept).map(|(packs, kept)| if packs { kept } else { sinks });
+        let in_sinks = layout.tokens.min(sinks);
+        for (tokens, first, end) in [
+            (&self.sinks.keys, 0, in_sinks),
+            (&self.sinks.values, 0, in_sinks),
+            (&self.full.keys, first.keys, layout.tokens.max(first.keys)),
+            (&self.full.values, first.values, layout.tokens.max(first.values)),
+        ] {
+            if (tokens.first, tokens.tokens) != (first, end - first) {
+                return refuse("full-precision tokens");
+            }
+            let width = layer.kv_heads * layer.head_dim;
+            expect_len(OPERATION, "tokens", tokens.data.len(), tokens.tokens * width)?;
+        }
+        Ok(())
+    }
+}
