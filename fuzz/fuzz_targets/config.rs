@@ -1,7 +1,8 @@
-//! `config.json` and `generation_config.json` give valid values or an error.
+//! The configuration files of a model directory give valid values or an error.
 #![no_main]
 
 use kivi_models::ModelConfig;
+use kivi_models::checkpoint::TokenizerConfig;
 use kivi_models::config::GenerationDefaults;
 use libfuzzer_sys::fuzz_target;
 
@@ -17,4 +18,5 @@ fuzz_target!(|json: &[u8]| {
         Err(error) => assert!(!error.to_string().contains('\n')),
     }
     let _ = GenerationDefaults::from_json(json);
+    let _ = TokenizerConfig::from_json(json);
 });

@@ -15,6 +15,9 @@ pub use kivi_core::RopeStyle;
 
 use crate::{Error, Result};
 
+/// The rotary base of a file that gives none.
+const DEFAULT_THETA: f64 = 10_000.0;
+
 /// The decoder architectures this crate can run.
 ///
 /// GGUF files call Mistral models `llama`; the two differ only where a sliding window is used.
@@ -280,4 +283,14 @@ impl RopeConfig {
 /// The window a model really needs: none if it covers the whole context.
 fn effective_window(window: Option<usize>, context_length: usize) -> Option<usize> {
     window.filter(|&window| window < context_length)
+}
+
+/// The head dimension of a file that gives none.
+fn derived_head_dim(hidden_size: usize, query_heads: usize) -> Result<usize> {
+    if query_heads == 0 || !hidden_size.is_multiple_of(query_heads) {
+        return Err(Error::config(format!(
+            "hidden size {hidden_size} cannot be divided among {query_heads} query heads"
+        )));
+    }
+    Ok(hidden_size / query_heads)
 }

@@ -171,7 +171,6 @@ fn prompt_files() {
     for name in ["no-such.txt", folder] {
         refused(&["run", "--model", &llama, "--prompt-file", name], &["cannot read", name]);
     }
-    // A digit is a token of its own, so without a template the prompt's length is known.
     let long = ["run", "--model", &llama, "-n", "1", "--raw", &long];
     refused(&long, &["the prompt of", "tokens does not fit the context of 512"]);
 }

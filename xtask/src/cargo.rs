@@ -12,9 +12,7 @@ fn component(name: &'static str, subcommand: &'static str) -> Result<(), Problem
     if run(command("rustup", &["component", "add", name])).is_ok() {
         Ok(())
     } else {
-        Err(Problem::skipped(format!(
-            "{name} is not installed and cannot be fetched"
-        )))
+        Err(Problem::skipped(format!("{name} is not installed and cannot be fetched")))
     }
 }
 
@@ -29,15 +27,7 @@ pub(crate) fn fmt() -> Check {
 
 pub(crate) fn clippy() -> Check {
     component("clippy", "clippy")?;
-    cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--release",
-        "--",
-        "-D",
-        "warnings",
-    ])
+    cargo(&["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"])
 }
 
 pub(crate) fn rustdoc() -> Check {

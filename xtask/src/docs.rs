@@ -26,14 +26,9 @@ pub(crate) fn check() -> Check {
         }
     }
     let summary = book.join("SUMMARY.md");
-    let listed: BTreeSet<PathBuf> = targets(&read(&summary)?)
-        .iter()
-        .map(|target| normal(&book.join(target)))
-        .collect();
-    for page in pages
-        .iter()
-        .filter(|page| **page != summary && !listed.contains(*page))
-    {
+    let listed: BTreeSet<PathBuf> =
+        targets(&read(&summary)?).iter().map(|target| normal(&book.join(target))).collect();
+    for page in pages.iter().filter(|page| **page != summary && !listed.contains(*page)) {
         errors.push(format!("{} is not in SUMMARY.md", shown(page)));
     }
     if errors.is_empty() {
@@ -42,10 +37,7 @@ pub(crate) fn check() -> Check {
     for error in &errors {
         println!("{error}");
     }
-    Err(Problem::failed(format!(
-        "{} broken links or unlisted pages",
-        errors.len()
-    )))
+    Err(Problem::failed(format!("{} broken links or unlisted pages", errors.len())))
 }
 
 fn read(file: &Path) -> Result<String, Problem> {
@@ -54,10 +46,7 @@ fn read(file: &Path) -> Result<String, Problem> {
 }
 
 fn shown(file: &Path) -> String {
-    file.strip_prefix(root())
-        .unwrap_or(file)
-        .display()
-        .to_string()
+    file.strip_prefix(root()).unwrap_or(file).display().to_string()
 }
 
 /// The Markdown files of a folder, sorted.
@@ -86,11 +75,7 @@ fn resolve(file: &Path, target: &str) -> Result<(), String> {
     }
     let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
     let folder = file.parent().unwrap_or(file);
-    let path = if path.is_empty() {
-        file.to_owned()
-    } else {
-        normal(&folder.join(path))
-    };
+    let path = if path.is_empty() { file.to_owned() } else { normal(&folder.join(path)) };
     if !path.exists() {
         return Err(format!("link to {target}: no such file"));
     }
@@ -126,9 +111,7 @@ fn normal(path: &Path) -> PathBuf {
 /// The anchor mdBook and code forges give a heading.
 fn slug(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
-    let kept = heading
-        .chars()
-        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
@@ -189,17 +172,9 @@ mod tests {
         let page = root().join("page.md");
         assert_eq!(resolve(&page, "xtask/src/docs.rs"), Ok(()));
         assert_eq!(resolve(&page, "https://example.org/nowhere"), Ok(()));
-        assert!(
-            resolve(&page, "no/such/file.md")
-                .unwrap_err()
-                .contains("no such file")
-        );
+        assert!(resolve(&page, "no/such/file.md").unwrap_err().contains("no such file"));
         assert!(resolve(&page, "..").unwrap_err().contains("outside"));
-        assert!(
-            resolve(&page, "Cargo.toml#no-such")
-                .unwrap_err()
-                .contains("no such heading")
-        );
+        assert!(resolve(&page, "Cargo.toml#no-such").unwrap_err().contains("no such heading"));
     }
 
     #[test]

@@ -12,12 +12,7 @@ use report::Report;
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    bin_name = "cargo xtask",
-    about,
-    disable_help_subcommand = true
-)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about, disable_help_subcommand = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -54,6 +49,7 @@ fn main() -> ExitCode {
         }
         Command::Docs { write } => {
             report.step("documentation links", docs::check);
+            report.step("build", cargo::build_kivi);
             report.step("command-line page", || cli_page::run(write));
         }
         Command::FetchModel => {
@@ -69,6 +65,8 @@ fn test(report: &mut Report, no_model: bool) {
     report.step("documentation links", docs::check);
     report.step("clippy", cargo::clippy);
     report.step("rustdoc", cargo::rustdoc);
+    // The tests of the command line need the program, so this builds it for the steps below, too;
+    // `cargo build` would compile some crates again, without the features of the tests.
     report.step("tests and doctests", cargo::test);
     report.step("command-line page", || cli_page::run(false));
     if !no_model {
@@ -83,21 +81,12 @@ fn smoke_test(report: &mut Report) {
     // Without the model the rest has nothing to run on; the steps still show, as skipped.
     let with_model = |check: fn() -> report::Check| {
         move || {
-            if model {
-                check()
-            } else {
-                Err(report::Problem::skipped("no model"))
-            }
+            if model { check() } else { Err(report::Problem::skipped("no model")) }
         }
     };
     report.step("kivi run: a sentence", with_model(smoke::sentence));
-    report.step("kivi run: a long prompt", with_model(smoke::long_prompt));
-    report.step(
-        "kivi eval perplexity: prefill",
-        with_model(smoke::perplexity_prefill),
-    );
-    report.step(
-        "kivi eval perplexity: decode",
-        with_model(smoke::perplexity_decode),
-    );
+    report.step("kivi run: 600 tokens", with_model(smoke::long_answer));
+    report.step("kivi run: a cache of 4,096", with_model(smoke::long_context));
+    report.step("kivi eval perplexity: prefill", with_model(smoke::perplexity_prefill));
+    report.step("kivi eval perplexity: decode", with_model(smoke::perplexity_decode));
 }

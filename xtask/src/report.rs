@@ -62,11 +62,7 @@ impl Report {
         }
         let seconds = total.as_secs_f64();
         println!("{passed} passed, {skipped} skipped, {failed} failed in {seconds:.1} s");
-        if failed == 0 {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        }
+        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 
@@ -76,9 +72,6 @@ fn line(name: &str, result: &Check, elapsed: Duration) -> String {
         Err(Problem::Skipped(reason)) => ("skipped", reason),
         Err(Problem::Failed(reason)) => ("FAILED", reason),
     };
-    let line = format!(
-        "{name:<30} {word:<8} {:>7.1} s  {detail}",
-        elapsed.as_secs_f64()
-    );
+    let line = format!("{name:<30} {word:<8} {:>7.1} s  {detail}", elapsed.as_secs_f64());
     line.trim_end().to_owned()
 }

@@ -26,21 +26,12 @@ pub(crate) fn kivi() -> Result<PathBuf, Problem> {
 /// A program started in the root of the workspace, with its command line printed.
 pub(crate) fn command<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, arguments: &[S]) -> Command {
     let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .current_dir(root())
-        .stdin(Stdio::null());
-    let shown = Path::new(command.get_program())
-        .file_name()
-        .unwrap_or_default();
+    command.args(arguments).current_dir(root()).stdin(Stdio::null());
+    let shown = Path::new(command.get_program()).file_name().unwrap_or_default();
     let mut line = format!("$ {}", shown.to_string_lossy());
     for argument in command.get_args() {
         let argument = argument.to_string_lossy();
-        let quote = if argument.contains(char::is_whitespace) {
-            "\""
-        } else {
-            ""
-        };
+        let quote = if argument.contains(char::is_whitespace) { "\"" } else { "" };
         line += &format!(" {quote}{argument}{quote}");
     }
     println!("{line}");

