@@ -169,7 +169,7 @@ impl CacheState {
         plan.copies.clear();
         plan.sequences.clear();
         for request in requests {
-            self.drop_unneeded_pages(request.sequence);
+            self.drop_unneeded_pages(request.sequence)?;
         }
         plan.freed.clear();
         plan.freed.append(&mut self.freed);
@@ -178,7 +178,7 @@ impl CacheState {
         for (request, advance) in requests.iter().zip(advances) {
             let rows = plan.rows..plan.rows + request.tokens;
             plan.rows = rows.end;
-            let sequence = self.commit(request.sequence, rows, advance, &mut plan.copies);
+            let sequence = self.commit(request.sequence, rows, advance, &mut plan.copies)?;
             plan.sequences.push(sequence);
         }
         Ok(())
@@ -211,9 +211,12 @@ impl CacheState {
             );
             return Err(Error::request("truncate", reason));
         }
-        let windowed = self.spec.layers().iter().any(|layer| layer.window.is_some());
-        if windowed && tokens + rollback < now && sequence.has_dropped_pages() {
-            let reason = format!("pages behind the window are gone; rollback length is {rollback}");
+        if tokens + rollback < sequence.dropped_at {
+            let reason = format!(
+                "pages that {tokens} tokens would need were given up at {}; rollback length is \
+                 {rollback}",
+                sequence.dropped_at
+            );
             return Err(Error::request("truncate", reason));
         }
         let mut excess = Vec::new();
@@ -266,9 +269,9 @@ impl CacheState {
         let (packed, id) = (sequence.packed, self.insert(sequence)?);
         for group in 0..self.spec.group_count() {
             let needed = Sequence::pages_needed(&self.spec, group, tokens, packed);
-            self.grow_table(id, group, needed);
+            self.grow_table(id, group, needed)?;
         }
-        self.drop_unneeded_pages(id);
+        self.drop_unneeded_pages(id)?;
         Ok(id)
     }
 
@@ -363,21 +366,16 @@ impl CacheState {
         rows: std::ops::Range<usize>,
         advance: Advance,
         copies: &mut Vec<PageCopy>,
-    ) -> SequencePlan {
+    ) -> Result<SequencePlan> {
         for group in 0..self.spec.group_count() {
-            let Some(sequence) = self.slots[id.slot()].as_ref() else {
-                continue;
-            };
-            let table = &sequence.tables[group];
+            let table = &self.get("plan", id)?.tables[group];
             let shared: Vec<_> = self.shared_writes(table, &advance.writes[group]).collect();
             for index in shared {
-                self.unshare(id, group, index, copies);
+                copies.push(self.unshare(id, group, index)?);
             }
-            self.grow_table(id, group, advance.table_lengths[group]);
+            self.grow_table(id, group, advance.table_lengths[group])?;
         }
-        let Some(sequence) = self.slots[id.slot()].as_mut() else {
-            return SequencePlan::default();
-        };
+        let sequence = self.get_mut("plan", id)?;
         let mut before = sequence.layout(id.slot());
         before.capacity = advance.capacity_during;
         let quantize = sequence.packed.zip(advance.packed).map(|(from, to)| from..to);
@@ -386,58 +384,56 @@ impl CacheState {
         sequence.kept = advance.kept;
         sequence.capacity = advance.capacity_after;
         let (kept, capacity, views) = (advance.kept, advance.capacity_after, advance.views);
-        SequencePlan { sequence: id, rows, before, views, quantize, kept, capacity }
+        Ok(SequencePlan { sequence: id, rows, before, views, quantize, kept, capacity })
     }
 
     /// Gives the sequence a page of its own in place of a shared one.
-    fn unshare(&mut self, id: SequenceId, group: usize, index: usize, copies: &mut Vec<PageCopy>) {
-        let Some(sequence) = self.slots[id.slot()].as_mut() else {
-            return;
-        };
-        let from = sequence.tables[group][index];
-        // `check_pages` made sure there is one.
-        let Some(to) = self.allocators[group].allocate() else {
-            return;
-        };
-        sequence.tables[group][index] = to;
+    fn unshare(&mut self, id: SequenceId, group: usize, index: usize) -> Result<PageCopy> {
+        let to = self.allocate(group)?;
+        let page = &mut self.get_mut("plan", id)?.tables[group][index];
+        let from = std::mem::replace(page, to);
         self.allocators[group].release(from);
-        copies.push(PageCopy { group, from, to });
+        Ok(PageCopy { group, from, to })
     }
 
-    fn grow_table(&mut self, id: SequenceId, group: usize, length: usize) {
-        let Some(sequence) = self.slots[id.slot()].as_mut() else {
-            return;
-        };
-        let table = &mut sequence.tables[group];
-        while table.len() < length {
-            // `check_pages` made sure there are enough.
-            let Some(page) = self.allocators[group].allocate() else {
-                return;
-            };
-            table.push(page);
+    fn grow_table(&mut self, id: SequenceId, group: usize, length: usize) -> Result<()> {
+        while self.get("plan", id)?.tables[group].len() < length {
+            let page = self.allocate(group)?;
+            self.get_mut("plan", id)?.tables[group].push(page);
         }
+        Ok(())
     }
 
-    fn drop_unneeded_pages(&mut self, id: SequenceId) {
-        let Some(sequence) = self.slots[id.slot()].as_mut() else {
-            return;
+    fn allocate(&mut self, group: usize) -> Result<PageId> {
+        let total = self.spec.max_pages();
+        let page = self.allocators[group].allocate();
+        page.ok_or(Error::PoolExhausted { what: "pages", needed: 1, free: 0, total })
+    }
+
+    /// Gives up the pages the policy no longer needs.
+    fn drop_unneeded_pages(&mut self, id: SequenceId) -> Result<()> {
+        let sequence = self.get("plan", id)?;
+        let page_tokens = self.spec.config().page_tokens();
+        let unneeded = |group: usize, index: usize| {
+            let start = self.spec.page_start(index);
+            let positions = start..start + page_tokens;
+            let layer = self.spec.group_layer(group);
+            positions.end <= sequence.tokens
+                && !self.policy.needs_page(layer, positions, sequence.tokens)
         };
         let mut dropped = Vec::new();
-        for group in 0..self.spec.group_count() {
-            let layer = self.spec.group_layer(group);
-            for (index, page) in sequence.tables[group].iter_mut().enumerate() {
-                let start = self.spec.page_start(index);
-                let positions = start..start + self.spec.config().page_tokens();
-                if *page != PageId::DROPPED
-                    && positions.end <= sequence.tokens
-                    && !self.policy.needs_page(layer, positions, sequence.tokens)
-                {
-                    dropped.push(PageRef { group, page: *page });
-                    *page = PageId::DROPPED;
-                }
-            }
+        for (group, table) in sequence.tables.iter().enumerate() {
+            let live = (0..table.len()).filter(|&index| table[index] != PageId::DROPPED);
+            dropped
+                .extend(live.filter(|&index| unneeded(group, index)).map(|index| (group, index)));
         }
-        self.release(dropped);
+        for (group, index) in dropped {
+            let sequence = self.get_mut("plan", id)?;
+            sequence.dropped_at = sequence.tokens;
+            let page = std::mem::replace(&mut sequence.tables[group][index], PageId::DROPPED);
+            self.release(vec![PageRef { group, page }]);
+        }
+        Ok(())
     }
 
     fn release(&mut self, pages: Vec<PageRef>) {

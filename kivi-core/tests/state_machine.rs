@@ -316,6 +316,29 @@ fn another_policy_gives_pages_up() {
     assert!(table[..table.len() - live].iter().all(|&page| page == PageId::DROPPED));
 }
 
+#[test]
+fn pages_behind_a_window_limit_what_can_be_taken_back() {
+    let config = CacheConfig::builder().rollback_length(8).build().unwrap();
+    // Uncompressed, so that only pages matter.
+    let format = KeyValue::both(Format::F16);
+    let layer = LayerSpec { window: Some(200), format, ..LayerSpec::new(&config, 1, 64) };
+    let mut state = CacheState::new(PoolSpec::for_context(config, vec![layer], 1, 1000).unwrap());
+    let sequence = state.create_sequence().unwrap();
+    let mut plan = StepPlan::default();
+    // At 271 tokens no query can come before 263, whose window starts at 64: page 0 goes.
+    for n in 0..272 {
+        let table = state.layout(sequence).unwrap().tables.remove(0);
+        assert!(!table.contains(&PageId::DROPPED), "given up before the step at {n}");
+        state.plan(&[StepRequest { sequence, tokens: 1 }], &mut plan).unwrap();
+    }
+    assert_eq!(state.layout(sequence).unwrap().tables[0][0], PageId::DROPPED);
+    // Eight tokens can be taken back, once: those before would see the page again.
+    state.truncate(sequence, 264).unwrap();
+    state.truncate(sequence, 263).unwrap();
+    let error = state.truncate(sequence, 262).unwrap_err().to_string();
+    assert!(error.contains("271"), "{error}");
+}
+
 #[derive(Debug)]
 struct Broken;
 

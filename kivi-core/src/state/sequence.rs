@@ -16,6 +16,8 @@ pub(super) struct Sequence {
     pub(super) capacity: KeyValue<usize>,
     /// One page table per layer group.
     pub(super) tables: Vec<Vec<PageId>>,
+    /// Tokens when a page was last given up.
+    pub(super) dropped_at: usize,
 }
 
 /// What a step does to a sequence; computed before anything is changed.
@@ -54,6 +56,7 @@ impl Sequence {
             kept: policy.kept(0),
             capacity: spec.whole_groups(policy.residual_capacity()),
             tables: vec![Vec::new(); spec.group_count()],
+            dropped_at: 0,
         }
     }
 
@@ -73,10 +76,6 @@ impl Sequence {
         let pages = tables
             .flat_map(|(group, table)| table.iter().map(move |&page| PageRef { group, page }));
         pages.filter(|page| page.page != PageId::DROPPED).collect()
-    }
-
-    pub(super) fn has_dropped_pages(&self) -> bool {
-        self.tables.iter().flatten().any(|&page| page == PageId::DROPPED)
     }
 
     /// Pages a group's table needs: up to the newest token if keys or values are stored there in
