@@ -1,36 +1,49 @@
 //! The CPU backend against the reference, on every instruction set of this machine.
 
 use kivi_cpu::{Cpu, Isa};
-use kivi_cpu_ref::parity::{basic_cases, check};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use kivi_cpu_ref::parity::{Case, Report, basic_cases, check, extended_cases};
+
+/// Runs cases on two threads and returns what they found together.
+fn run(cpu: &Cpu, cases: &[Case]) -> Report {
+    let part = |cases: &[Case]| {
+        let mut total = Report::default();
+        for case in cases {
+            let report =
+                check(cpu, case).unwrap_or_else(|e| panic!("{}: {e}\n{case:#?}", cpu.isa()));
+            total.rows += report.rows;
+            total.worst = total.worst.max(report.worst);
+        }
+        total
+    };
+    let (first, second) = cases.split_at(cases.len() / 2);
+    let (a, b) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| part(second));
+        (part(first), other.join())
+    });
+    let b = b.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let report = Report { rows: a.rows + b.rows, worst: a.worst.max(b.worst) };
+    println!(
+        "{}: {} cases run, 0 skipped, {} rows; largest error {:.1} % of what is tolerated",
+        cpu.isa(),
+        cases.len(),
+        report.rows,
+        100.0 * report.worst
+    );
+    report
+}
 
 #[test]
 fn basic_cases_agree_with_the_reference() {
     for isa in Isa::available() {
-        let cpu = Cpu::with_isa(2, isa).unwrap();
-        let cases = basic_cases();
-        let rows = AtomicUsize::new(0);
-        let worst = std::sync::Mutex::new(0f32);
-        std::thread::scope(|scope| {
-            for part in cases.chunks(cases.len().div_ceil(2)) {
-                let (cpu, rows, worst) = (&cpu, &rows, &worst);
-                scope.spawn(move || {
-                    for case in part {
-                        let report = check(cpu, case)
-                            .unwrap_or_else(|error| panic!("{isa}: {error}\n{case:#?}"));
-                        rows.fetch_add(report.rows, Ordering::Relaxed);
-                        let mut worst = worst.lock().unwrap();
-                        *worst = worst.max(report.worst);
-                    }
-                });
-            }
-        });
-        let (rows, worst) = (rows.into_inner(), worst.into_inner().unwrap());
-        println!(
-            "{isa}: {} cases, {rows} rows, 0 skipped; largest error {:.1} % of the tolerance",
-            cases.len(),
-            100.0 * worst
-        );
-        assert!(rows > 10_000);
+        let report = run(&Cpu::with_isa(2, isa).unwrap(), &basic_cases());
+        assert!(report.rows > 10_000);
     }
+}
+
+/// A few cases from all over the whole grid; with the feature `extended`, all of it.
+#[test]
+fn cases_of_the_whole_grid_agree_with_the_reference() {
+    let step = if cfg!(feature = "extended") { 1 } else { 9973 };
+    let cases: Vec<Case> = extended_cases().into_iter().step_by(step).collect();
+    run(&Cpu::new(2).unwrap(), &cases);
 }

@@ -201,7 +201,7 @@ pub fn basic_cases() -> Vec<Case> {
     cases
 }
 
-/// The whole product of lengths, formats, heads and dimensions; hours on one core.
+/// The whole product of lengths, formats, heads and dimensions: 221,760 cases, days on one core.
 pub fn extended_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (g, r) in [(32, 128), (64, 64), (16, 32)] {

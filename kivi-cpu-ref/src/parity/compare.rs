@@ -29,19 +29,20 @@ pub fn check<B: CacheBackend>(backend: &B, case: &Case) -> Result<Report, String
     compare_outputs(case, &data, &expected, &found)
 }
 
-/// The largest error of one output element that rounding explains, `u = 2⁻²⁴` being the unit
-/// roundoff of f32.
+/// The error of one output element that rounding explains, `u = 2⁻²⁴` being the unit roundoff of f32.
 ///
 /// A logit is a sum of `D` products; with `q·(s∘c + z)` evaluated as `(q∘s)·c + q·z` its terms are
 /// bounded by `|q_d| · 3 max_j |k_jd|`, so with `A` the sum of those bounds, times the scale, it is
 /// off by at most `(D + 8)·u·A`. Weights are off by as much relative to themselves, plus a few units
 /// for the exponential and one per term of the sums over `n` tokens; the reference is off by as much
-/// again.
+/// again. That is the worst case, in which every rounding errs in the same direction; they do not,
+/// so a twentieth of it is allowed (seen: a seventh of that).
 pub fn tolerance(head_dim: usize, tokens: usize, logit_bound: f32, largest_value: f32) -> f32 {
+    const SHARE_OF_WORST_CASE: f32 = 0.05;
     let u = 2f32.powi(-24);
     // A group's reconstruction reaches at most three times the largest value, as for keys.
     let weights = (head_dim as f32 + 8.0) * logit_bound + tokens as f32 + 16.0;
-    2.0 * 2.0 * weights * u * 3.0 * largest_value
+    SHARE_OF_WORST_CASE * 2.0 * 2.0 * weights * u * 3.0 * largest_value
 }
 
 fn compare_layers(expected: &RunResult, found: &RunResult) -> Result<(), String> {

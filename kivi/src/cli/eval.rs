@@ -19,7 +19,7 @@ enum What {
 }
 
 impl Eval {
-    pub(super) fn execute(self: Box<Self>) -> Result<()> {
+    pub(super) fn execute(self) -> Result<()> {
         match self.what {
             What::Perplexity(perplexity) => perplexity.execute(),
         }

@@ -62,7 +62,7 @@ enum Mode {
 }
 
 impl Perplexity {
-    pub(in crate::cli) fn execute(self: Box<Self>) -> Result<()> {
+    pub(in crate::cli) fn execute(self) -> Result<()> {
         if self.ctx < 4 {
             bail!("chunks of {} tokens are too short to score; give --ctx 4 or more", self.ctx);
         }
@@ -73,7 +73,7 @@ impl Perplexity {
             .map_err(|error| anyhow::anyhow!("cannot read {}: {error}", self.file.display()))?;
         let checkpoint = self.model.open(!self.json)?;
         let device = self.device.clone();
-        device.run(Evaluation { options: *self, checkpoint, text })
+        device.run(Evaluation { options: self, checkpoint, text })
     }
 }
 
