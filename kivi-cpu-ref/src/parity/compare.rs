@@ -126,8 +126,7 @@ fn compare_outputs(
             let allowed = tolerance(head_dim, token + 1, bound * scale, largest_value);
             for (channel, (a, b)) in a.iter().zip(b).enumerate() {
                 let error = (a - b).abs();
-                // Also false for NaN.
-                if !(error <= allowed) {
+                if error.is_nan() || error > allowed {
                     return Err(format!(
                         "sequence {sequence}, token {token}, head {head}, channel {channel}: {b}, \
                          expected {a} within {allowed:e}"

@@ -89,13 +89,13 @@ impl Floats {
     pub(crate) fn copy_from(&mut self, to: usize, source: &Self, from: usize, length: usize) {
         match (self, source) {
             (Self::F16(a), Self::F16(b)) => {
-                a[to..to + length].copy_from_slice(&b[from..from + length])
+                a[to..to + length].copy_from_slice(&b[from..from + length]);
             }
             (Self::Bf16(a), Self::Bf16(b)) => {
                 a[to..to + length].copy_from_slice(&b[from..from + length]);
             }
             (Self::F32(a), Self::F32(b)) => {
-                a[to..to + length].copy_from_slice(&b[from..from + length])
+                a[to..to + length].copy_from_slice(&b[from..from + length]);
             }
             _ => debug_assert!(false, "buffers of one tensor have one type"),
         }
