@@ -34,11 +34,15 @@ impl Attention {
     ///
     /// # Errors
     /// When the query heads are not a positive multiple of the kv heads, a per-head list has
-    /// another length, or a soft-cap is not positive.
+    /// another length, the scale is 0 or not finite, or a soft-cap is not positive.
     pub fn validate(&self, layer: &LayerSpec) -> Result<()> {
         let heads = self.query_heads;
         if heads == 0 || !heads.is_multiple_of(layer.kv_heads) {
             let reason = format!("{heads} query heads do not share {} kv heads", layer.kv_heads);
+            return Err(Error::request("attend", reason));
+        }
+        if !self.scale.is_finite() || self.scale == 0.0 {
+            let reason = format!("softmax scale {} is not a number other than 0", self.scale);
             return Err(Error::request("attend", reason));
         }
         for (name, list) in [("sink logits", &self.sink_logits), ("slopes", &self.alibi_slopes)] {
@@ -63,6 +67,9 @@ impl Attention {
     }
 
     /// The logit of query head `head` at position `query` for the token at `token`, given `q·k`.
+    ///
+    /// # Panics
+    /// If `token` lies after `query` or there is no such head.
     pub fn logit(&self, head: usize, query: usize, token: usize, dot: f32) -> f32 {
         let mut logit = dot * self.scale;
         if let Some(cap) = self.softcap {

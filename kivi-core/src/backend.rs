@@ -116,7 +116,9 @@ pub trait CacheBackend {
     /// When the device is out of memory.
     fn copy_slot(&self, cache: &mut Self::Cache, from: usize, to: usize) -> Result<()>;
 
-    /// One layer of one sequence in canonical form.
+    /// One layer of one sequence in canonical form, as it is: with an open segment, or after a
+    /// truncation, it may hold more or fewer full-precision tokens than an adopted sequence of the
+    /// same length takes.
     ///
     /// # Errors
     /// When the layout does not belong to the cache, or pages of it were dropped.
@@ -140,7 +142,8 @@ pub trait CacheBackend {
         contents: &CanonicalLayer,
     ) -> Result<()>;
 
-    /// Bytes of the backend's own buffers.
+    /// Bytes of the backend's own buffers. Tokens that were taken back count until they are
+    /// overwritten.
     fn measure(&self, cache: &Self::Cache) -> MeasuredBytes;
 
     /// How many elements were saturated by [`CacheBackend::append`] so far.
@@ -163,7 +166,7 @@ pub trait DecoderBackend: CacheBackend {
     /// When the device is out of memory.
     fn load(&self, data: WeightData) -> Result<Self::Weight>;
 
-    /// Rows `tokens` of a `[vocabulary, width]` weight.
+    /// Rows `tokens` of a `[vocabulary, width]` weight: `[tokens, width]`.
     ///
     /// # Errors
     /// When a token is not below the vocabulary size.
@@ -191,7 +194,8 @@ pub trait DecoderBackend: CacheBackend {
         bias: Option<&Self::Weight>,
     ) -> Result<Self::Buffer>;
 
-    /// The cosines and sines of a step ([`Rope::angles`]), to be used by all its layers.
+    /// The cosines and sines of a step ([`Rope::angles`]), `[rows, rotary_dim]`, to be used by all its
+    /// layers.
     ///
     /// # Errors
     /// When the device is out of memory.
@@ -200,6 +204,9 @@ pub trait DecoderBackend: CacheBackend {
     }
 
     /// Rotates the heads of queries and keys, then appends keys and values to the cache.
+    ///
+    /// Queries are `[rows, query_heads · head_dim]`, keys and values `[rows, kv_heads · head_dim]`,
+    /// angles as [`DecoderBackend::prepare_rope`] made them.
     ///
     /// # Errors
     /// When the shapes do not fit.
@@ -214,7 +221,8 @@ pub trait DecoderBackend: CacheBackend {
         qkv: [&mut Self::Buffer; 3],
     ) -> Result<()>;
 
-    /// `(silu(x · gateᵀ) ∘ (x · upᵀ)) · downᵀ`: the gated MLP of Llama.
+    /// `(silu(x · gateᵀ) ∘ (x · upᵀ)) · downᵀ`: the gated MLP of Llama. `gate` and `up` are
+    /// `[intermediate, width]`, `down` is `[width, intermediate]`.
     ///
     /// # Errors
     /// When the shapes do not fit.

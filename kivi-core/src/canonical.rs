@@ -2,7 +2,7 @@
 
 use crate::{
     Error, KeyValue, LayerSpec, PackedKeys, PackedValues, PoolSpec, Result, SequenceLayout,
-    expect_len,
+    expect_len, words_for,
 };
 
 /// Full-precision tokens of one layer in canonical form.
@@ -37,38 +37,42 @@ impl CanonicalLayer {
     /// [`Error::InvalidRequest`] or [`Error::InvalidShape`] that name the part that does not fit.
     pub fn check(&self, pool: &PoolSpec, layer: &LayerSpec, layout: &SequenceLayout) -> Result<()> {
         const OPERATION: &str = "import";
+        layout.check(OPERATION, pool)?;
         let (sinks, group) = (pool.config().sink_length(), pool.config().group_size());
         let quantized = layout.packed.map(|end| end - sinks);
-        let shape = |tokens| [layer.kv_heads, tokens, layer.head_dim];
         let refuse = |what| Err(Error::request(OPERATION, format!("{what} do not fit the layer")));
         match (layer.format.keys.bits, &self.packed_keys) {
             (None, None) => {}
             (Some(bits), Some(keys)) => {
-                let fitting = PackedKeys::zeroed(bits, group, shape(quantized.keys))?;
                 let same = (keys.bits, keys.group_size, keys.kv_heads, keys.tokens, keys.head_dim)
                     == (bits, group, layer.kv_heads, quantized.keys, layer.head_dim);
                 if !same {
                     return refuse("quantized keys");
                 }
-                expect_len(OPERATION, "key codes", keys.codes.len(), fitting.codes.len())?;
-                expect_len(OPERATION, "key scales", keys.scales.len(), fitting.scales.len())?;
-                expect_len(OPERATION, "key zeros", keys.zeros.len(), fitting.zeros.len())?;
+                let width = layer.kv_heads * layer.head_dim;
+                let (codes, params) =
+                    (words_for(bits, keys.tokens) * width, keys.tokens / group * width);
+                expect_len(OPERATION, "key codes", keys.codes.len(), codes)?;
+                expect_len(OPERATION, "key scales", keys.scales.len(), params)?;
+                expect_len(OPERATION, "key zeros", keys.zeros.len(), params)?;
             }
             _ => return refuse("quantized keys"),
         }
         match (layer.format.values.bits, &self.packed_values) {
             (None, None) => {}
             (Some(bits), Some(values)) => {
-                let fitting = PackedValues::zeroed(bits, group, shape(quantized.values))?;
                 let found = (values.bits, values.group_size, values.kv_heads);
                 let same = found == (bits, group, layer.kv_heads)
                     && (values.tokens, values.head_dim) == (quantized.values, layer.head_dim);
                 if !same {
                     return refuse("quantized values");
                 }
-                expect_len(OPERATION, "value codes", values.codes.len(), fitting.codes.len())?;
-                expect_len(OPERATION, "value scales", values.scales.len(), fitting.scales.len())?;
-                expect_len(OPERATION, "value zeros", values.zeros.len(), fitting.zeros.len())?;
+                let rows = layer.kv_heads * values.tokens;
+                let (codes, params) =
+                    (rows * words_for(bits, layer.head_dim), rows * layer.head_dim.div_ceil(group));
+                expect_len(OPERATION, "value codes", values.codes.len(), codes)?;
+                expect_len(OPERATION, "value scales", values.scales.len(), params)?;
+                expect_len(OPERATION, "value zeros", values.zeros.len(), params)?;
             }
             _ => return refuse("quantized values"),
         }

@@ -139,7 +139,7 @@ impl CacheConfigBuilder {
         self
     }
 
-    /// `S`: any number of tokens.
+    /// `S`: up to 2²⁴ tokens.
     pub fn sink_length(mut self, tokens: usize) -> Self {
         self.config.sink_length = tokens;
         self
@@ -151,7 +151,7 @@ impl CacheConfigBuilder {
         self
     }
 
-    /// How many tokens must be exactly removable at any time.
+    /// How many tokens must be exactly removable at any time, up to 2²⁴.
     pub fn rollback_length(mut self, tokens: usize) -> Self {
         self.config.rollback_length = tokens;
         self
@@ -194,7 +194,8 @@ impl CacheConfigBuilder {
         if let Some(c) = config.segment_tokens
             && (c == 0 || !c.is_multiple_of(r) || c > MAX_LENGTH)
         {
-            let allowed = format!("a positive multiple of the residual length {r}");
+            let allowed =
+                format!("a positive multiple of the residual length {r}, up to {MAX_LENGTH}");
             return Err(Error::config("segment-tokens", c, allowed));
         }
         let legal = |page: usize| page > 0 && page.is_multiple_of(g) && r.is_multiple_of(page);

@@ -41,6 +41,15 @@ impl MemoryUsage {
         self.codes + self.scales_and_zeros + self.channel_masks + self.full_precision()
     }
 
+    /// That of `layers` equal layers.
+    fn times(self, layers: usize) -> Self {
+        let mut total = Self::default();
+        for _ in 0..layers {
+            total += self;
+        }
+        total
+    }
+
     /// Bytes that are allocated.
     pub fn allocated(&self) -> usize {
         self.in_use() + self.page_slack + self.residual_slack
@@ -107,8 +116,9 @@ pub fn of_sequence(
     let n = layout.tokens;
     let closed = (policy.packed(n), policy.kept(n));
     let mut total = MemoryUsage::default();
-    for (index, layer) in spec.layers().iter().enumerate() {
-        let table = &layout.tables[spec.group_of(index)];
+    for group in 0..spec.group_count() {
+        let layer = spec.group_layer(group);
+        let table = &layout.tables[group];
         let live: Vec<_> =
             (0..table.len()).filter(|&page| table[page] != crate::PageId::DROPPED).collect();
         let paged = |range: Range<usize>| -> usize {
@@ -140,10 +150,12 @@ pub fn of_sequence(
         let count = |first: KeyValue<usize>| first.map(|first| n.saturating_sub(first));
         let held = bytes(count(layout.kept));
         let residual = bytes(count(closed.0));
-        let rollback = bytes(count(closed.1)) - residual;
+        // A truncation may have left fewer copies than the policy would keep.
+        let copied = closed.1.zip(layout.kept).map(|(policy, held)| policy.max(held));
+        let rollback = bytes(count(copied)) - residual;
         let in_sinks = spec.full_bytes(layer, KeyValue::both(n.min(sinks)));
         let sink_room = spec.full_bytes(layer, KeyValue::both(sinks));
-        total += MemoryUsage {
+        let usage = MemoryUsage {
             codes,
             scales_and_zeros: params,
             channel_masks: 0,
@@ -155,6 +167,7 @@ pub fn of_sequence(
             page_slack: page_bytes - codes - params - full_pages,
             residual_slack: bytes(layout.capacity).saturating_sub(held) + sink_room - in_sinks,
         };
+        total += usage.times(spec.group_layers(group));
     }
     total
 }
@@ -190,10 +203,11 @@ pub fn predict(spec: &PoolSpec, policy: &dyn CachePolicy, tokens: usize) -> Memo
 
 /// Elements of the keys and values of `tokens` tokens over all layers.
 pub fn elements(spec: &PoolSpec, tokens: usize) -> usize {
-    spec.layers().iter().map(|layer| 2 * layer.kv_heads * layer.head_dim * tokens).sum()
+    let of_layer = |layer: &crate::LayerSpec| 2 * layer.kv_heads * layer.head_dim;
+    spec.layers().iter().map(of_layer).sum::<usize>().saturating_mul(tokens)
 }
 
 /// Bytes of `tokens` tokens in an uncompressed f16 cache.
 pub fn f16_bytes(spec: &PoolSpec, tokens: usize) -> usize {
-    2 * elements(spec, tokens)
+    elements(spec, tokens).saturating_mul(2)
 }

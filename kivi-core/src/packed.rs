@@ -14,6 +14,9 @@ pub const fn words_for(bits: Bits, elements: usize) -> usize {
 }
 
 /// The code of element `index` of a run of words.
+///
+/// # Panics
+/// If the words end before it.
 pub fn code_at(bits: Bits, words: &[u32], index: usize) -> u32 {
     let per_word = bits.codes_per_word();
     (words[index / per_word] >> (bits.get() * (index % per_word))) & bits.levels()
@@ -21,10 +24,12 @@ pub fn code_at(bits: Bits, words: &[u32], index: usize) -> u32 {
 
 fn put_code(bits: Bits, word: &mut u32, index: usize, code: u32) {
     let shift = bits.get() * (index % bits.codes_per_word());
-    *word = *word & !(bits.levels() << shift) | code << shift;
+    *word = *word & !(bits.levels() << shift) | (code & bits.levels()) << shift;
 }
 
 /// Quantized keys of one layer: per channel, in groups of consecutive tokens.
+///
+/// Accessors of elements and groups panic when an index is out of range, as slices do.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PackedKeys {
@@ -135,7 +140,8 @@ impl PackedKeys {
     }
 }
 
-/// Quantized values of one layer: per token, in groups of consecutive channels.
+/// Quantized values of one layer: per token, in groups of consecutive channels. Accessors panic when
+/// an index is out of range.
 ///
 /// If `G` does not divide `head_dim`, the last group of a token is short.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@
 //! Quantizing comes before attending, and full-precision copies live until the release: so rows of
 //! one step may see the same token differently, each as its own view says.
 
-use crate::{KeyValue, PageId, SequenceId};
+use crate::{Error, KeyValue, PageId, PoolSpec, Result, SequenceId};
 use std::ops::Range;
 
 /// Where one sequence lives.
@@ -31,6 +31,22 @@ pub struct SequenceLayout {
     pub capacity: KeyValue<usize>,
     /// One page table per layer group.
     pub tables: Vec<Vec<PageId>>,
+}
+
+impl SequenceLayout {
+    /// Checks that the layout can belong to a pool of this shape.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] when it has another number of page tables, or boundaries within the
+    /// sinks.
+    pub fn check(&self, operation: &'static str, spec: &PoolSpec) -> Result<()> {
+        let sinks = spec.config().sink_length();
+        let bounds = [self.packed.keys, self.packed.values, self.kept.keys, self.kept.values];
+        if self.tables.len() != spec.group_count() || bounds.iter().any(|&bound| bound < sinks) {
+            return Err(Error::request(operation, "the layout belongs to another pool"));
+        }
+        Ok(())
+    }
 }
 
 /// A page of a layer group.

@@ -135,6 +135,11 @@ impl PoolSpec {
         &self.layers[first.unwrap_or_default()]
     }
 
+    /// How many layers a group has.
+    pub fn group_layers(&self, group: usize) -> usize {
+        self.groups.iter().filter(|&&g| g == group).count()
+    }
+
     /// Pages each layer may have.
     pub fn max_pages(&self) -> usize {
         self.max_pages

@@ -55,7 +55,8 @@ impl GroupParams {
         }
         let scale = round_f16_saturating((max - min) * (1.0 / bits.levels() as f32));
         let scale = if scale < MIN_SCALE { f16::ZERO } else { scale };
-        Self { scale, zero: round_f16_saturating(min) }
+        // A group with both zeros has +0 as its minimum, whichever comes first.
+        Self { scale, zero: round_f16_saturating(min + 0.0) }
     }
 
     /// The code of one element of the group.

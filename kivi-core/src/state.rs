@@ -6,7 +6,7 @@ use crate::{
     CachePolicy, Error, KeyValue, KiviPolicy, PageCopy, PageId, PageRef, PoolSpec, Result,
     SequenceLayout, SequencePlan, StepPlan, pages::PageAllocator,
 };
-use sequence::{Advance, Sequence};
+use sequence::{Advance, Sequence, check_policy};
 use std::sync::Arc;
 
 /// Names one sequence of a pool. An id is never valid again after its sequence was removed.
@@ -102,8 +102,12 @@ impl CacheState {
     /// Declares the next `tokens` tokens of a sequence to be prompt. Everything else is generated.
     ///
     /// # Errors
-    /// When the sequence is unknown, `tokens` is 0, or an earlier prompt is not finished.
+    /// When the sequence is unknown, `tokens` is 0 or more than the pool has room for, or an earlier
+    /// prompt is not finished.
     pub fn begin_prompt(&mut self, id: SequenceId, tokens: usize) -> Result<()> {
+        let residual = self.policy.residual_capacity();
+        let paged = self.spec.max_pages() * self.spec.config().page_tokens();
+        let longest = self.spec.page_start(0) + paged + residual.keys.max(residual.values);
         let sequence = self.get_mut("begin prompt", id)?;
         if tokens == 0 {
             return Err(Error::request("begin prompt", "the prompt is empty"));
@@ -113,9 +117,11 @@ impl CacheState {
             let reason = format!("{missing} tokens of the current prompt are still to come");
             return Err(Error::request("begin prompt", reason));
         }
-        let end = sequence.tokens.checked_add(tokens);
-        let end = end.ok_or_else(|| Error::request("begin prompt", "too many tokens"))?;
-        sequence.prompt = sequence.tokens..end;
+        if tokens > longest {
+            let reason = format!("{tokens} tokens, and the whole pool has room for {longest}");
+            return Err(Error::request("begin prompt", reason));
+        }
+        sequence.prompt = sequence.tokens..sequence.tokens + tokens;
         Ok(())
     }
 
@@ -163,14 +169,15 @@ impl CacheState {
             let sequence = self.get("plan", request.sequence)?;
             advances.push(sequence.advance(&self.spec, self.policy.as_ref(), request.tokens)?);
         }
+        // No query can tell a page it no longer sees from one that is gone.
+        for request in requests {
+            self.drop_unneeded_pages(request.sequence)?;
+        }
         self.check_pages(requests, &advances)?;
 
         plan.rows = 0;
         plan.copies.clear();
         plan.sequences.clear();
-        for request in requests {
-            self.drop_unneeded_pages(request.sequence)?;
-        }
         plan.freed.clear();
         plan.freed.append(&mut self.freed);
         plan.freed_slots.clear();
@@ -190,6 +197,7 @@ impl CacheState {
     /// When the sequence is unknown or shorter, or when full-precision copies needed for an exact
     /// result are gone: up to `rollback_length` tokens can always be taken back.
     pub fn truncate(&mut self, id: SequenceId, tokens: usize) -> Result<()> {
+        check_policy(&self.spec, self.policy.as_ref(), tokens)?;
         let packed = self.policy.packed(tokens);
         let packs = KeyValue::new(
             self.spec.layers().iter().any(|layer| layer.format.keys.bits.is_some()),
@@ -225,6 +233,8 @@ impl CacheState {
         sequence.prompt.end = sequence.prompt.end.min(tokens);
         sequence.prompt.start = sequence.prompt.start.min(tokens);
         sequence.packed = sequence.packed.zip(packed).map(|(now, then)| now.min(then));
+        // Only matters where nothing is quantized, and nothing is copied then.
+        sequence.kept = sequence.kept.zip(packed).map(|(now, then)| now.min(then));
         let ends = sequence.packed;
         for group in 0..self.spec.group_count() {
             let needed = Sequence::pages_needed(&self.spec, group, tokens, ends);
@@ -253,11 +263,13 @@ impl CacheState {
     }
 
     /// A sequence with `tokens` tokens whose contents the caller imports
-    /// ([`import`](crate::CacheBackend::import)).
+    /// ([`import`](crate::CacheBackend::import)): those of a sequence with no open segment that has
+    /// not been truncated within its last `rollback_length` tokens.
     ///
     /// # Errors
     /// [`Error::PoolExhausted`] when there is no slot or there are too few pages.
     pub fn adopt_sequence(&mut self, tokens: usize) -> Result<SequenceId> {
+        check_policy(&self.spec, self.policy.as_ref(), tokens)?;
         let mut sequence = Sequence::empty(&self.spec, self.policy.as_ref());
         sequence.tokens = tokens;
         sequence.packed = self.policy.packed(tokens);
@@ -271,6 +283,9 @@ impl CacheState {
             let needed = Sequence::pages_needed(&self.spec, group, tokens, packed);
             self.grow_table(id, group, needed)?;
         }
+        // Pages that are used again must not be cleared under their new owner.
+        let tables = self.get("adopt", id)?.tables.clone();
+        self.freed.retain(|freed| !tables[freed.group].contains(&freed.page));
         self.drop_unneeded_pages(id)?;
         Ok(id)
     }

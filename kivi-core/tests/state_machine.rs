@@ -255,6 +255,7 @@ fn requests_that_make_no_sense_are_refused() {
     let mut plan = StepPlan::default();
     let request = |tokens| StepRequest { sequence, tokens };
     assert!(state.begin_prompt(sequence, 0).is_err());
+    assert!(state.begin_prompt(sequence, 1 << 50).is_err());
     assert!(state.plan(&[request(0)], &mut plan).is_err());
     assert!(state.plan(&[request(1), request(1)], &mut plan).is_err());
     assert!(state.plan(&[request(usize::MAX)], &mut plan).is_err());
@@ -337,6 +338,20 @@ fn pages_behind_a_window_limit_what_can_be_taken_back() {
     state.truncate(sequence, 263).unwrap();
     let error = state.truncate(sequence, 262).unwrap_err().to_string();
     assert!(error.contains("271"), "{error}");
+}
+
+/// A pool that is just large enough for a window stays large enough.
+#[test]
+fn a_window_needs_no_more_pages_than_it_spans() {
+    let config = CacheConfig::builder().build().unwrap();
+    let layer = LayerSpec { window: Some(256), ..LayerSpec::new(&config, 1, 64) };
+    // The window may touch five pages of 64, and a key block brings two.
+    let mut state = CacheState::new(PoolSpec::new(config, vec![layer], 5, 1).unwrap());
+    let sequence = state.create_sequence().unwrap();
+    let mut plan = StepPlan::default();
+    for _ in 0..2000 {
+        state.plan(&[StepRequest { sequence, tokens: 1 }], &mut plan).unwrap();
+    }
 }
 
 #[derive(Debug)]

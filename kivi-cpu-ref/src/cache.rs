@@ -118,6 +118,11 @@ impl Cache {
         &mut slots[slot]
     }
 
+    pub(crate) fn slot(&self, layer: usize, slot: usize) -> Result<&Slot> {
+        let found = self.layers[layer].slots.get(slot);
+        found.ok_or_else(|| Error::request("read cache", format!("no slot {slot}")))
+    }
+
     /// The page of a position and the token's index in it; `None` if it was dropped.
     pub(crate) fn locate(
         &self,
@@ -164,7 +169,7 @@ impl Cache {
         position: usize,
         boundary: usize,
     ) -> Result<Vec<f32>> {
-        let slot = &self.layers[layer].slots[layout.slot];
+        let slot = self.slot(layer, layout.slot)?;
         self.token(layer, layout, position, boundary, &slot.full.keys, |page| {
             (
                 &page.full.keys,
@@ -183,7 +188,7 @@ impl Cache {
         position: usize,
         boundary: usize,
     ) -> Result<Vec<f32>> {
-        let slot = &self.layers[layer].slots[layout.slot];
+        let slot = self.slot(layer, layout.slot)?;
         self.token(layer, layout, position, boundary, &slot.full.values, |page| {
             (
                 &page.full.values,

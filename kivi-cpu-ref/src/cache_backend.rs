@@ -3,8 +3,8 @@
 use crate::{Cache, CpuRef, Matrix, NAME, cache::Tokens};
 use kivi_core::{
     Attention, CacheBackend, CanonicalLayer, Capabilities, Error, FullTokens, KeyValue, PackedKeys,
-    PackedValues, PoolSpec, Result, SequenceLayout, SequencePlan, StepPlan, StoreDtype, expect_len,
-    memory::MeasuredBytes, quantizer::GroupParams,
+    PackedValues, PageId, PoolSpec, Result, SequenceLayout, SequencePlan, StepPlan, StoreDtype,
+    expect_len, memory::MeasuredBytes, quantizer::GroupParams,
 };
 use std::ops::Range;
 
@@ -39,6 +39,9 @@ impl CacheBackend for CpuRef {
         let layers_of = |cache: &Cache, group: usize| -> Vec<usize> {
             (0..cache.layers.len()).filter(|&layer| cache.spec.group_of(layer) == group).collect()
         };
+        for sequence in &plan.sequences {
+            sequence.before.check("begin step", &cache.spec)?;
+        }
         for freed in &plan.freed {
             for layer in layers_of(cache, freed.group) {
                 let page = cache.page_mut(layer, freed.page)?;
@@ -164,6 +167,7 @@ impl CacheBackend for CpuRef {
         layout: &SequenceLayout,
     ) -> Result<CanonicalLayer> {
         cache.expect_layer("export", layer)?;
+        layout.check("export", &cache.spec)?;
         let spec = &cache.layers[layer].spec;
         let (sinks, g) = (cache.spec.config().sink_length(), cache.spec.config().group_size());
         let quantized = layout.packed.map(|end| end - sinks);
@@ -247,6 +251,13 @@ impl CacheBackend for CpuRef {
         cache.expect_layer("import", layer)?;
         contents.check(&cache.spec, &cache.layers[layer].spec, layout)?;
         cache.make_room(layout)?;
+        for &page in &layout.tables[cache.spec.group_of(layer)] {
+            if page != PageId::DROPPED {
+                // It may hold what its last owner left.
+                let page = cache.page_mut(layer, page)?;
+                (page.full, page.filled) = (KeyValue::default(), KeyValue::default());
+            }
+        }
         let spec = cache.layers[layer].spec.clone();
         let (sinks, g) = (cache.spec.config().sink_length(), cache.spec.config().group_size());
         let locate = |cache: &Cache, position| {

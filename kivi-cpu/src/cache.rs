@@ -87,6 +87,9 @@ impl Cache {
     /// Forgets what was freed, allocates new pages and copies shared ones, and gives every
     /// residual the capacity of the step.
     pub(crate) fn begin_step(&mut self, plan: &StepPlan) -> Result<()> {
+        for sequence in &plan.sequences {
+            sequence.before.check("begin step", &self.spec)?;
+        }
         for (index, layer) in self.layers.iter_mut().enumerate() {
             let group = self.spec.group_of(index);
             for freed in plan.freed.iter().filter(|freed| freed.group == group) {
@@ -144,7 +147,7 @@ impl LayerCache {
     }
 
     /// Whether the page was not in use before.
-    fn allocate_page(&mut self, page: PageId) -> bool {
+    pub(crate) fn allocate_page(&mut self, page: PageId) -> bool {
         if self.pages.len() <= page.index() {
             self.pages.resize_with(page.index() + 1, || None);
         }

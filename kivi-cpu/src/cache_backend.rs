@@ -98,11 +98,12 @@ impl CacheBackend for Cpu {
 
     fn copy_slot(&self, cache: &mut Cache, from: usize, to: usize) -> Result<()> {
         for layer in &mut cache.layers {
-            let copy = layer.slot("copy slot", from)?.clone();
+            // A sequence that has not made a step yet has no slot.
+            let copy = layer.slots.get(from).and_then(Option::clone);
             if layer.slots.len() <= to {
                 layer.slots.resize_with(to + 1, || None);
             }
-            layer.slots[to] = Some(copy);
+            layer.slots[to] = copy;
         }
         Ok(())
     }
@@ -113,6 +114,7 @@ impl CacheBackend for Cpu {
         layer: usize,
         layout: &SequenceLayout,
     ) -> Result<CanonicalLayer> {
+        layout.check("export", &cache.spec)?;
         let group = cache.layer("export", layer).map(|_| cache.spec.group_of(layer))?;
         cache.layer("export", layer)?.export(group, layout)
     }

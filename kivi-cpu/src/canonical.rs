@@ -81,6 +81,11 @@ impl LayerCache {
         layout: &SequenceLayout,
         contents: &CanonicalLayer,
     ) -> Result<()> {
+        for &page in layout.tables[group].iter().filter(|&&page| page != PageId::DROPPED) {
+            self.allocate_page(page);
+            // It may hold what its last owner left.
+            self.page_mut("import", page)?.filled = KeyValue::default();
+        }
         self.make_room(group, layout);
         let g = self.geometry;
         let quantized = layout.packed.map(|end| end - g.sinks);

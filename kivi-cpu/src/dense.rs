@@ -75,6 +75,7 @@ impl DecoderBackend for Cpu {
         expect_len("linear", "input width", x.width, inputs)?;
         let mut bias_row = None;
         if let Some(bias) = bias {
+            expect_len("linear", "bias rows", bias.data().shape()[0], 1)?;
             let mut row = vec![0.0; outputs];
             bias.data().dequantize_row(0, &mut row)?;
             bias_row = Some(row);

@@ -126,6 +126,31 @@ fn truncation<B: CacheBackend>(backend: &B) {
     }
 }
 
+/// Speculation, round after round: eight tokens forward, seven back.
+fn speculation<B: CacheBackend>(backend: &B) {
+    let (right, wrong) = (data(21, 500), data(22, 500));
+    let mut pool = Pool::new(backend, &config(), None);
+    let sequence = pool.state.create_sequence().unwrap();
+    let mut found = pool.append(sequence, &right, 100, 1);
+    for tokens in 100..300 {
+        let drafted = spliced(&right, &wrong, tokens + 1);
+        let rows = pool.append(sequence, &drafted, 8, 8);
+        found.extend_from_slice(&rows[..rows.len() / 8]);
+        pool.state.truncate(sequence, tokens + 1).unwrap();
+    }
+    let mut plain = Pool::new(backend, &config(), None);
+    let other = plain.state.create_sequence().unwrap();
+    let expected = plain.append(other, &right, 300, 1);
+    assert!(bits(&found) == bits(&expected));
+    // Copies that were overwritten cannot be gone back to.
+    assert!(pool.state.truncate(sequence, 290).is_err());
+}
+
+#[test]
+fn rejected_drafts_leave_no_trace() {
+    on_both!(speculation);
+}
+
 #[test]
 fn tokens_taken_back_leave_no_trace() {
     on_both!(truncation);
@@ -225,6 +250,34 @@ fn reuse<B: CacheBackend>(backend: &B) {
     pool.append(next, &second, 1, 1);
     let measured = backend.measure(&pool.cache);
     assert_eq!(measured.codes + measured.scales_and_zeros, empty.codes, "nothing is left behind");
+}
+
+/// Pages that an adopted sequence takes over from a removed one keep what was imported.
+fn adoption<B: CacheBackend>(backend: &B) {
+    let data = data(23, 300);
+    for format in [Format::F16, Format::KIVI2] {
+        let config = CacheConfig::builder().key(format).value(format).build().unwrap();
+        let mut source = Pool::new(backend, &config, None);
+        let original = source.state.create_sequence().unwrap();
+        source.append(original, &data, 200, 1);
+
+        let mut pool = Pool::new(backend, &config, None);
+        let old = pool.state.create_sequence().unwrap();
+        pool.append(old, &data, 250, 250);
+        pool.state.remove(old).unwrap();
+        let adopted = pool.state.adopt_sequence(200).unwrap();
+        let layout = pool.state.layout(adopted).unwrap();
+        backend.import(&mut pool.cache, 0, &layout, &source.export(original)).unwrap();
+        let found = pool.append(adopted, &data, 50, 1);
+        assert_eq!(bits(&found), bits(&source.append(original, &data, 50, 1)));
+        let (a, b) = (backend.measure(&pool.cache), backend.measure(&source.cache));
+        assert_eq!(a.in_use(), b.in_use(), "{format}");
+    }
+}
+
+#[test]
+fn an_adopted_sequence_keeps_its_pages() {
+    on_both!(adoption);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::{
     Checkpoint, Error, ModelConfig, Result,
     checkpoint::{LayerWeight, WeightName},
 };
-use kivi_core::{Attention, CacheConfig, DecoderBackend, KeyValue, LayerSpec, Rope, StepPlan};
+use kivi_core::{Attention, CacheConfig, DecoderBackend, LayerSpec, Rope, StepPlan};
 
 /// A model of the Llama family on a backend.
 pub struct Llama<B: DecoderBackend> {
@@ -176,7 +176,6 @@ impl ModelConfig {
     /// The cache layers a model of this shape needs, in the formats of a cache configuration.
     pub fn cache_layers(&self, config: &CacheConfig) -> Vec<LayerSpec> {
         let mut layer = LayerSpec::new(config, self.kv_heads, self.head_dim);
-        layer.format = KeyValue::new(config.key(), config.value());
         layer.window = self.sliding_window;
         vec![layer; self.layers]
     }

@@ -44,8 +44,14 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
     /// # Errors
     /// When the prompt is empty, the pool is full or the backend fails.
     pub fn prompt(&mut self, sequence: SequenceId, tokens: &[u32]) -> Result<Vec<f32>> {
+        let before = self.state.tokens(sequence)?;
         self.state.begin_prompt(sequence, tokens.len())?;
-        self.generate_step(&[(sequence, tokens)])
+        let result = self.generate_step(&[(sequence, tokens)]);
+        if result.is_err() && self.state.tokens(sequence)? == before {
+            // Nothing of it was planned: the prompt is not begun either.
+            self.state.truncate(sequence, before)?;
+        }
+        result
     }
 
     /// Appends tokens to several sequences at once and returns the logits after the last token of
@@ -61,16 +67,22 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
     /// As [`Session::generate_step`], but returns the hidden states of all rows.
     ///
     /// # Errors
-    /// As [`Session::generate_step`].
+    /// As [`Session::generate_step`]. A token beyond the vocabulary is found before anything is
+    /// changed; when the backend fails, the sequences of the step must be removed.
     pub fn step(&mut self, steps: &[(SequenceId, &[u32])]) -> Result<B::Buffer> {
         let request = |&(sequence, tokens): &(SequenceId, &[u32])| StepRequest {
             sequence,
             tokens: tokens.len(),
         };
         let requests: Vec<_> = steps.iter().map(request).collect();
+        let vocabulary = self.model.config().vocab_size;
+        let tokens = steps.iter().flat_map(|(_, tokens)| tokens.iter().copied());
+        let tokens: Vec<u32> = tokens.collect();
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            let reason = format!("token {token} of a vocabulary of {vocabulary}");
+            return Err(kivi_core::Error::request("step", reason).into());
+        }
         self.state.plan(&requests, &mut self.plan)?;
-        let tokens: Vec<u32> =
-            steps.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
         self.model.forward(&mut self.cache, &self.plan, &tokens)
     }
 
@@ -79,7 +91,17 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
         &self.state
     }
 
-    /// The state machine, to truncate, fork or remove sequences.
+    /// A second sequence with the same tokens, sharing pages until one of the two writes to them.
+    ///
+    /// # Errors
+    /// When the sequence is unknown or the pool is full.
+    pub fn fork(&mut self, sequence: SequenceId) -> Result<SequenceId> {
+        let fork = self.state.fork(sequence)?;
+        self.model.backend().copy_slot(&mut self.cache, sequence.slot(), fork.slot())?;
+        Ok(fork)
+    }
+
+    /// The state machine, to begin prompts and to truncate or remove sequences.
     pub fn state_mut(&mut self) -> &mut CacheState {
         &mut self.state
     }

@@ -219,7 +219,7 @@ fn lengths() {
 #[test]
 fn sampling_options() {
     let llama = model("llama3-tiny");
-    let base = ["run", "--model", &llama, "-n", "1"];
+    let base = ["run", "--model", &llama, "--max-tokens", "1"];
     for (options, words) in [
         (&["--temp", "-1"][..], &["temperature is -1", "0 … 10000"][..]),
         (&["--temp", "nan"], &["temperature is NaN"]),
@@ -243,7 +243,7 @@ fn cache_options() {
         // Refused before so much memory is asked for.
         (&["--residual-length", "16777216"], &["residual-length", "16777216", "512"]),
         (&["--sink-length", "513"], &["sink-length", "513", "512"]),
-        (&["--threads", "100000"], &["threads", "100000", "4096"]),
+        (&["--threads", "100000"], &["threads", "100000", "1024"]),
         (&["--cache-type-k", "kivi3"], &["kivi3", "kivi2"]),
         (&["--device", "abacus"], &["abacus"]),
     ] {

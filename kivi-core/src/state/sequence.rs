@@ -130,15 +130,18 @@ impl Sequence {
         // An unfinished segment keeps the state of its start, and all of itself.
         let open = self.segment(spec, after - 1).filter(|segment| segment.end > after);
         let state = open.as_ref().map_or(after, |segment| segment.start);
-        let (packed, kept) = (policy.packed(state), policy.kept(state));
-        check_policy(spec, state, self.packed, packed, kept)?;
+        let packed = policy.packed(state);
+        check_policy(spec, policy, state)?;
+        if packed.keys < self.packed.keys || packed.values < self.packed.values {
+            return Err(broken_policy(state, packed, self.packed));
+        }
+        // A truncation may have left fewer copies than the policy would keep.
+        let kept = policy.kept(state).zip(self.kept).map(|(policy, held)| policy.max(held));
 
         let room = |end: usize, first: usize| end.saturating_sub(first);
-        let mut capacity_after = policy.residual_capacity();
-        if let Some(segment) = &open {
-            let needed = kept.map(|kept| room(segment.end, kept));
-            capacity_after = capacity_after.zip(needed).map(|(a, b)| a.max(b));
-        }
+        let end = open.as_ref().map_or(after, |segment| segment.end);
+        let needed = kept.map(|kept| room(end, kept));
+        let capacity_after = policy.residual_capacity().zip(needed).map(|(a, b)| a.max(b));
         let capacity_after = spec.whole_groups(capacity_after);
         let held = spec.whole_groups(self.kept.map(|kept| room(after, kept)));
         let capacity_during = capacity_after.zip(held).map(|(a, b)| a.max(b));
@@ -177,24 +180,24 @@ fn pages_of(spec: &PoolSpec, range: &Range<usize>) -> Range<usize> {
     first..spec.pages_until(range.end)
 }
 
-fn check_policy(
-    spec: &PoolSpec,
-    tokens: usize,
-    before: KeyValue<usize>,
-    packed: KeyValue<usize>,
-    kept: KeyValue<usize>,
-) -> Result<()> {
+/// Whether a policy keeps its contract with `tokens` tokens in the cache.
+pub(super) fn check_policy(spec: &PoolSpec, policy: &dyn CachePolicy, tokens: usize) -> Result<()> {
     let sinks = spec.config().sink_length();
     let group = spec.config().group_size();
-    let ordered = |before: usize, packed: usize, kept: usize| {
-        sinks <= kept && kept <= packed && packed <= tokens.max(sinks) && before <= packed
-    };
-    if ordered(before.keys, packed.keys, kept.keys)
-        && ordered(before.values, packed.values, kept.values)
+    let (packed, kept) = (policy.packed(tokens), policy.kept(tokens));
+    let ordered =
+        |packed: usize, kept: usize| sinks <= kept && kept <= packed && packed <= tokens.max(sinks);
+    if ordered(packed.keys, kept.keys)
+        && ordered(packed.values, kept.values)
         && (packed.keys - sinks).is_multiple_of(group)
+        && (kept.keys - sinks).is_multiple_of(group)
     {
         return Ok(());
     }
-    let reason = format!("the policy breaks its contract at {tokens} tokens: {packed:?}, {kept:?}");
-    Err(Error::request("plan", reason))
+    Err(broken_policy(tokens, packed, kept))
+}
+
+fn broken_policy(tokens: usize, a: KeyValue<usize>, b: KeyValue<usize>) -> Error {
+    let reason = format!("the policy breaks its contract at {tokens} tokens: {a:?}, {b:?}");
+    Error::request("plan", reason)
 }

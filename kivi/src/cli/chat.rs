@@ -75,7 +75,8 @@ impl Chat {
             self.messages.retain(|message| message.role == "system");
             return Ok(());
         }
-        let answer = answering.answer(session, *sequence, &tokens[self.cached.len()..], false)?;
+        let answer =
+            answering.answer(session, *sequence, tokens.split_at(self.cached.len()), false)?;
         output::print("\n")?;
         self.cached = tokens;
         self.cached.extend_from_slice(&answer.generated.tokens);

@@ -2,10 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use kivi::DecoderBackend;
-
-/// No machine has more cores by far; so many threads are a slip of the finger.
-const MAX_THREADS: usize = 4096;
+use kivi::{DecoderBackend, WeightFormat, models::Checkpoint};
 
 /// Options that choose a backend.
 #[derive(Args, Clone, Debug)]
@@ -28,6 +25,21 @@ enum DeviceName {
     CpuRef,
 }
 
+/// What is computed where, for the start-up line: backend, device, formats of the weights.
+pub(super) fn describe<B: DecoderBackend>(backend: &B, checkpoint: &Checkpoint) -> String {
+    let capabilities = backend.capabilities();
+    let stored = |format: &WeightFormat| {
+        checkpoint.inventory().iter().any(|tensor| tensor.format == format.name())
+    };
+    let weights = WeightFormat::ALL.iter().filter(|format| stored(format)).map(|&format| {
+        let kept = backend.kept_as(format);
+        if kept == format { format.to_string() } else { format!("{format} as {kept}") }
+    });
+    let weights: Vec<_> = weights.collect();
+    let (name, device) = (capabilities.name, capabilities.device);
+    format!("{name}: {device}; weights: {}", weights.join(", "))
+}
+
 /// Something to do on whichever backend is chosen.
 pub(super) trait Task {
     fn run<B: DecoderBackend>(self, backend: B) -> Result<()>;
@@ -36,20 +48,33 @@ pub(super) trait Task {
 impl DeviceOptions {
     /// Opens the chosen backend and runs `task` on it.
     pub(super) fn run(&self, task: impl Task) -> Result<()> {
-        if self.threads > MAX_THREADS {
-            bail!("--threads {} is too many: at most {MAX_THREADS}", self.threads);
-        }
         match self.device {
             #[cfg(feature = "cpu")]
-            DeviceName::Auto | DeviceName::Cpu => task.run(kivi::cpu::Cpu::new(self.threads)?),
+            DeviceName::Auto | DeviceName::Cpu => {
+                let cpu = kivi::cpu::Cpu::new(self.threads)?;
+                use_threads(self.threads)?;
+                task.run(cpu)
+            }
             #[cfg(not(feature = "cpu"))]
             DeviceName::Auto | DeviceName::Cpu => missing("cpu"),
             #[cfg(feature = "cpu-ref")]
-            DeviceName::CpuRef => task.run(kivi::cpu_ref::CpuRef),
+            DeviceName::CpuRef if self.threads > 1 => {
+                bail!("the reference runs on one thread, not on {}", self.threads)
+            }
+            #[cfg(feature = "cpu-ref")]
+            DeviceName::CpuRef => {
+                use_threads(1)?;
+                task.run(kivi::cpu_ref::CpuRef)
+            }
             #[cfg(not(feature = "cpu-ref"))]
             DeviceName::CpuRef => missing("cpu-ref"),
         }
     }
+}
+
+/// What is computed beside the backend, such as scores, keeps to the same number of threads.
+fn use_threads(threads: usize) -> Result<()> {
+    Ok(rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?)
 }
 
 #[cfg(not(all(feature = "cpu", feature = "cpu-ref")))]

@@ -7,6 +7,7 @@ use super::{
 };
 use anyhow::Result;
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use kivi::{
     CacheConfig, Format, KiviPolicy, PoolSpec, memory,
     models::{Checkpoint, fetch},
@@ -24,7 +25,7 @@ pub(super) struct Inspect {
     #[command(flatten)]
     offline: OfflineOption,
     /// Print one JSON object.
-    #[arg(long, env = "KIVI_JSON")]
+    #[arg(long, env = "KIVI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
 }
 

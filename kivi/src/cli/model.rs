@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use kivi::models::{
     Checkpoint,
     chat::ChatTemplate,
@@ -23,7 +24,7 @@ pub(super) struct ModelOptions {
 #[derive(Args, Clone, Debug)]
 pub(super) struct OfflineOption {
     /// Use only files that are on this machine.
-    #[arg(long, env = "KIVI_OFFLINE")]
+    #[arg(long, env = "KIVI_OFFLINE", value_parser = FalseyValueParser::new())]
     offline: bool,
 }
 

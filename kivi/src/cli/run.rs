@@ -3,7 +3,7 @@
 use super::{
     cache::CacheOptions,
     chat::Chat,
-    device::{DeviceOptions, Task},
+    device::{self, DeviceOptions, Task},
     machine,
     model::{self, ModelOptions},
     output,
@@ -12,6 +12,7 @@ use super::{
 };
 use anyhow::{Result, bail};
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use kivi::{
     CacheConfig, DecoderBackend,
     models::{
@@ -50,7 +51,7 @@ pub(super) struct Run {
     #[command(flatten)]
     sampling: SamplingOptions,
     /// Generate exactly N tokens: the model is kept from ending its text earlier.
-    #[arg(short = 'n', long, env = "KIVI_TOKENS", value_name = "N", conflicts_with = "max_tokens")]
+    #[arg(short = 'n', long, env = "KIVI_TOKENS", value_name = "N", conflicts_with_all = ["max_tokens", "stop"])]
     tokens: Option<usize>,
     /// Generate at most N tokens [default: until the model stops or the context is full].
     #[arg(long, env = "KIVI_MAX_TOKENS", value_name = "N")]
@@ -65,13 +66,13 @@ pub(super) struct Run {
     #[arg(long, env = "KIVI_SYSTEM", value_name = "TEXT")]
     system: Option<String>,
     /// Give the prompt to the model as it is, without the chat template.
-    #[arg(long, env = "KIVI_RAW", conflicts_with_all = ["chat", "system"])]
+    #[arg(long, env = "KIVI_RAW", value_parser = FalseyValueParser::new(), conflicts_with_all = ["chat", "system"])]
     raw: bool,
     /// Chat interactively, after the prompt if there is one.
-    #[arg(long, env = "KIVI_CHAT")]
+    #[arg(long, env = "KIVI_CHAT", value_parser = FalseyValueParser::new())]
     chat: bool,
     /// Print one JSON object with text, speeds and bytes instead of the text.
-    #[arg(long, env = "KIVI_JSON", conflicts_with = "chat")]
+    #[arg(long, env = "KIVI_JSON", value_parser = FalseyValueParser::new(), conflicts_with = "chat")]
     json: bool,
 }
 
@@ -80,6 +81,9 @@ impl Run {
         // Everything that can be wrong with the request is found before the weights are loaded.
         let mut prompt = self.read_prompt()?;
         let chat = self.chat || prompt.is_none() && std::io::stdin().is_terminal();
+        if chat && (self.json || self.raw) {
+            bail!("--json and --raw need a prompt");
+        }
         if !chat && prompt.is_none() {
             let mut bytes = Vec::new();
             std::io::stdin()
@@ -160,12 +164,13 @@ pub(super) struct Answer {
 }
 
 impl Answering<'_> {
-    /// Appends a prompt to a sequence and generates, printing the text unless `quiet`.
+    /// Appends a prompt to a sequence and generates, printing the text unless `quiet`. `history` are
+    /// the tokens of earlier turns, for the repetition penalty.
     pub(super) fn answer<B: DecoderBackend>(
         &mut self,
         session: &mut Session<'_, B>,
         sequence: kivi::SequenceId,
-        prompt: &[u32],
+        (history, prompt): (&[u32], &[u32]),
         quiet: bool,
     ) -> Result<Answer> {
         let before = session.state().tokens(sequence)?;
@@ -190,13 +195,13 @@ impl Answering<'_> {
             max_tokens: self.max_tokens.min(self.context - used),
         };
         let mut failed = None;
-        let generated =
-            session.generate(sequence, logits, &mut prompt.to_vec(), decoding, |text| {
-                if !quiet {
-                    failed = output::print(text).err();
-                }
-                failed.is_none()
-            })?;
+        let mut history = [history, prompt].concat();
+        let generated = session.generate(sequence, logits, &mut history, decoding, |text| {
+            if !quiet {
+                failed = output::print(text).err();
+            }
+            failed.is_none()
+        })?;
         let generation_time = start.elapsed();
         match failed {
             Some(error) => Err(error.into()),
@@ -215,6 +220,9 @@ impl Task for RunTask {
         let sampler = run.sampling.config(checkpoint.generation_defaults());
         let tokenizer = model::tokenizer(&checkpoint)?;
         let template = model::chat_template(&checkpoint)?;
+        if chat && template.is_none() {
+            bail!("this model has no chat template, so it cannot chat; give it a prompt");
+        }
         let context = match run.context {
             Some(n) if n > model_config.context_length => {
                 bail!("context {n} is beyond the model's {}", model_config.context_length)
@@ -256,17 +264,14 @@ impl Task for RunTask {
             eprintln!("{}", start_up_line(&run, &checkpoint, &llama, &config));
         }
         let mut session = Session::new(&llama, config, 1, context)?;
-        if chat {
-            let Some(template) = template else {
-                bail!("this model has no chat template, so it cannot chat; give it a prompt");
-            };
+        if chat && let Some(template) = template {
             return Chat::new(template, run.system).converse(&mut session, answering, prompt);
         }
         let sequence = session.create_sequence()?;
         let answer = answering.answer(
             &mut session,
             sequence,
-            tokens.as_deref().unwrap_or_default(),
+            (&[], tokens.as_deref().unwrap_or_default()),
             run.json,
         )?;
         report(&run, &session, sequence, &answer, model_config.context_length)
@@ -280,17 +285,15 @@ fn start_up_line<B: DecoderBackend>(
     config: &CacheConfig,
 ) -> String {
     let model = checkpoint.config();
-    let capabilities = llama.backend().capabilities();
     format!(
-        "{}: {}, {} layers, {} query and {} kv heads of {}; {}: {}; cache: {}",
+        "{}: {}, {} layers, {} query and {} kv heads of {}; {}; cache: {}",
         run.model.model,
         model.architecture,
         model.layers,
         model.query_heads,
         model.kv_heads,
         model.head_dim,
-        capabilities.name,
-        capabilities.device,
+        device::describe(llama.backend(), checkpoint),
         run.cache.describe(config, model),
     )
 }

@@ -2,12 +2,13 @@
 
 use crate::cli::{
     cache::CacheOptions,
-    device::{DeviceOptions, Task},
+    device::{self, DeviceOptions, Task},
     model::{self, ModelOptions},
     output,
     summary::bytes,
 };
 use anyhow::{Result, bail};
+use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kivi::{
@@ -37,7 +38,7 @@ pub(in crate::cli) struct Perplexity {
     #[arg(long, env = "KIVI_MODE", value_enum, default_value = "decode")]
     mode: Mode,
     /// Also compare with the same model over an f16 cache (KL divergence); twice the work.
-    #[arg(long, env = "KIVI_KLD")]
+    #[arg(long, env = "KIVI_KLD", value_parser = FalseyValueParser::new())]
     kld: bool,
     /// Chunks that are run as one batch.
     #[arg(long, env = "KIVI_BATCH", default_value_t = 16, value_name = "N")]
@@ -49,7 +50,7 @@ pub(in crate::cli) struct Perplexity {
     #[command(flatten)]
     cache: CacheOptions,
     /// Print one JSON object.
-    #[arg(long, env = "KIVI_JSON")]
+    #[arg(long, env = "KIVI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
 }
 
@@ -153,12 +154,10 @@ impl Task for Evaluation {
         let chunks = options.chunks.unwrap_or(available).min(available);
         let llama = Llama::load(backend, &checkpoint)?;
         if !options.json {
-            let capabilities = llama.backend().capabilities();
             eprintln!(
-                "{}; {}: {}; cache: {}; {chunks} chunks of {ctx} tokens",
+                "{}; {}; cache: {}; {chunks} chunks of {ctx} tokens",
                 options.model.model,
-                capabilities.name,
-                capabilities.device,
+                device::describe(llama.backend(), &checkpoint),
                 options.cache.describe(&config, checkpoint.config()),
             );
         }
@@ -303,6 +302,9 @@ fn report<B: DecoderBackend>(
 ) -> Result<()> {
     let tokens = score.tokens as f64;
     let perplexity = (score.negative_log_likelihood / tokens).exp();
+    if !perplexity.is_finite() {
+        bail!("the perplexity is {perplexity}: the model's logits are not numbers");
+    }
     let kld = options.kld.then_some(score.divergence / tokens);
     let same_top = options.kld.then_some(score.same_top as f64 / tokens);
     let layers = llama.cache_layers(config);
