@@ -77,8 +77,9 @@ fn pip_download(python: &Path, package: &PythonPackage, folder: &Path) -> Result
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     let complaints = || stderr.lines().map(str::trim).filter(|line| !line.is_empty());
-    let error =
-        complaints().rfind(|line| line.starts_with("ERROR")).or_else(|| complaints().next_back());
+    // Where pip itself falls over, the cause is the last line of a traceback.
+    let says_why = |line: &&str| line.starts_with("ERROR") && *line != "ERROR: Exception:";
+    let error = complaints().rfind(says_why).or_else(|| complaints().next_back());
     Err(match error {
         Some(line) => format!("{}: {}", output.status, one_line(line)),
         None => output.status.to_string(),
