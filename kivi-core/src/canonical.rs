@@ -76,7 +76,7 @@ impl CanonicalLayer {
             }
             _ => return refuse("quantized values"),
         }
-        let packs = layer.format.map(|format| format.bits.is_some());
+        let packs = layer.packs();
         let first = packs.zip(layout.kept).map(|(packs, kept)| if packs { kept } else { sinks });
         let in_sinks = layout.tokens.min(sinks);
         for (tokens, first, end) in [

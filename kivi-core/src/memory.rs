@@ -130,7 +130,7 @@ pub fn of_sequence(
             };
             live.iter().map(|&page| overlap(page)).sum()
         };
-        let packs = layer.format.map(|format| format.bits.is_some());
+        let packs = layer.packs();
         let only = |keep: KeyValue<bool>, tokens: KeyValue<usize>| {
             tokens.zip(keep).map(|(tokens, keep)| if keep { tokens } else { 0 })
         };

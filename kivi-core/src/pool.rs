@@ -22,6 +22,11 @@ impl LayerSpec {
         Self { kv_heads, head_dim, format, window: None }
     }
 
+    /// Whether keys and values are quantized, each for itself.
+    pub fn packs(&self) -> KeyValue<bool> {
+        self.format.map(|format| format.bits.is_some())
+    }
+
     /// Whether position `token` is visible to a query at `query`.
     pub fn sees(&self, query: usize, token: usize) -> bool {
         token <= query && self.window.is_none_or(|window| query - token < window)

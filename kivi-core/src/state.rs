@@ -200,8 +200,8 @@ impl CacheState {
         check_policy(&self.spec, self.policy.as_ref(), tokens)?;
         let packed = self.policy.packed(tokens);
         let packs = KeyValue::new(
-            self.spec.layers().iter().any(|layer| layer.format.keys.bits.is_some()),
-            self.spec.layers().iter().any(|layer| layer.format.values.bits.is_some()),
+            self.spec.layers().iter().any(|layer| layer.packs().keys),
+            self.spec.layers().iter().any(|layer| layer.packs().values),
         );
         let rollback = self.spec.config().rollback_length();
         let sequence = self.get("truncate", id)?;

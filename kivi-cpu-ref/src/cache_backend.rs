@@ -331,7 +331,7 @@ impl CacheBackend for CpuRef {
         let page_tokens = KeyValue::both(cache.spec.config().page_tokens());
         for layer in &cache.layers {
             let spec = &layer.spec;
-            let packs = spec.format.map(|format| format.bits.is_some());
+            let packs = spec.packs();
             let full = |tokens: KeyValue<usize>| cache.spec.full_bytes(spec, tokens);
             for page in layer.pages.iter().flatten() {
                 let codes = cache.spec.code_bytes(spec, page_tokens);

@@ -16,8 +16,7 @@ pub(crate) use page::{Page, Tensor};
 pub(crate) use residual::Slot;
 
 use kivi_core::{
-    Error, KeyValue, LayerSpec, PageId, PoolSpec, Result, SequenceLayout, StepPlan,
-    memory::MeasuredBytes,
+    Error, LayerSpec, PageId, PoolSpec, Result, SequenceLayout, StepPlan, memory::MeasuredBytes,
 };
 
 /// The memory of a pool.
@@ -204,9 +203,4 @@ impl Geometry {
 
 fn no_layer(operation: &'static str, index: usize, layers: usize) -> Error {
     Error::request(operation, format!("layer {index} of {layers}"))
-}
-
-/// Applies to a pair by reference.
-pub(crate) fn packs(spec: &LayerSpec) -> KeyValue<bool> {
-    spec.format.map(|format| format.bits.is_some())
 }

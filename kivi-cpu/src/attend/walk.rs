@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Matrix,
-    cache::{Geometry, LayerCache, packs},
+    cache::{Geometry, LayerCache},
     isa::{Kernel, LANES, Simd, slices},
 };
 use kivi_core::{Attention, KeyValue};
@@ -90,7 +90,7 @@ impl<'a> Walk<'a> {
             return KeyValue::both(0);
         }
         let seen = |(view, packs): (usize, bool)| if packs { view } else { 0 };
-        let end = query.view.zip(packs(&self.layer.spec)).map(seen);
+        let end = query.view.zip(self.layer.spec.packs()).map(seen);
         end.map(|end| end.clamp(tile.start, tile.end) - tile.start)
     }
 }
@@ -215,7 +215,7 @@ impl Scratch {
 
     /// Adds the visible tokens' weights and weighted values to a query's running state.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments)] // one inner step, kept in registers by inlining
     fn accumulate<S: Simd>(
         &mut self,
         simd: S,

@@ -1,6 +1,6 @@
 //! The full-precision tokens of one sequence: its sinks, and a ring for the residual.
 
-use super::{Floats, Geometry, packs};
+use super::{Floats, Geometry};
 use kivi_core::{KeyValue, LayerSpec, SequenceLayout, StoreDtype, memory::MeasuredBytes};
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ impl Slot {
             live: KeyValue::both(geometry.sinks..geometry.sinks),
             filled_sinks: 0,
             store,
-            uses_ring: packs(spec),
+            uses_ring: spec.packs(),
             geometry: *geometry,
         }
     }
