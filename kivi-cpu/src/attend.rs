@@ -6,49 +6,123 @@
 //! - keys: `q·(s∘c + z) = (q∘s)·c + q·z`, with `q∘s` and `q·z` computed once per group of tokens;
 //! - values: `Σ p_t (s_t c_t + z_t) = Σ (p_t s_t) c_t + Σ p_t z_t`.
 //!
-//! A sequence is read in *tiles* of at most `G` tokens that start at `S + i·G` (and at `i·G` within
-//! the sinks), so a tile lies in one page and its keys are all quantized or all not. Tiles are
-//! gathered into *splits* of [`SPLIT_TOKENS`]; each split has its own running maximum, and splits
-//! are combined in order. Tiles and splits depend on positions alone, never on which rows are
-//! computed together or by which thread: that is what makes a row's result bit-identical.
+//! The prepared numbers are rounded to 15 bits and split into two bytes (see [`operand`]), so the
+//! inner products run on byte-wise integer instructions and are exact: a quarter of the work of
+//! floats, and the same for every instruction set.
+//!
+//! A sequence is read in *tiles* of [`TILE`] tokens that start at `S + i·TILE` (and at `i·TILE` within
+//! the sinks). Tiles are gathered into *splits* of [`SPLIT_TOKENS`]; each split has its own running
+//! maximum, and splits are combined in order. Tiles and splits depend on positions alone, never on
+//! which rows are computed together or by which thread: that is what makes a row's result
+//! bit-identical.
 //!
 //! The unit of work is (sequence, kv head, block of rows), further cut into splits when there are
-//! too few of those for the threads. All rows of a block and all query heads of the head group
-//! share one unpacking of a tile.
+//! too few of those for the threads, and taken by whichever thread is free. All rows of a block and
+//! all query heads of the head group share one unpacking of a tile.
 
+mod codes;
+mod dots;
+mod full;
+mod operand;
 mod partial;
 mod products;
-mod tile;
+mod scratch;
 mod walk;
 
 use crate::{Cpu, Matrix, cache::LayerCache};
-use kivi_core::{Attention, Result, SequencePlan, StepPlan};
+use kivi_core::{Attention, Result, StepPlan};
 use partial::Partial;
 use rayon::prelude::*;
-use std::ops::Range;
+use scratch::Scratch;
+use std::{cell::RefCell, ops::Range};
 use walk::Walk;
 
-/// Tokens of a split: long enough that combining costs nothing, short enough to share out 4k
-/// tokens among several threads.
-const SPLIT_TOKENS: usize = 1024;
+/// Tokens of a tile: what is prepared and converted once per tile costs little, sums of codes fit
+/// 16 bits, and the buffers of one query fit a level-1 cache. A multiple of every group size.
+const TILE: usize = 128;
+
+/// Tokens of a split: long enough that combining costs nothing, short enough to share out 2k
+/// tokens among several threads. A multiple of [`TILE`].
+const SPLIT_TOKENS: usize = 512;
 
 /// Query vectors (rows × query heads of the head group) that share one unpacking. 64 vectors of
-/// logits over a tile of 32 tokens are 8 KiB, a quarter of a level-1 cache.
+/// logits over a tile are 32 KiB, a sixteenth of a level-2 cache.
 const BLOCK_QUERIES: usize = 64;
 
+/// Blocks per thread from which on no block is cut into splits: enough that ragged ones balance.
+const BALANCED_BLOCKS: usize = 16;
+
+/// Blocks per thread that are computed before their results are written: bounds the memory that a
+/// long prompt takes.
+const WAVE_BLOCKS: usize = 64;
+
+thread_local! {
+    /// Buffers of this thread, kept from step to step.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
 /// Some rows of one sequence and one kv head.
-#[derive(Clone)]
-pub(crate) struct Block<'a> {
-    sequence: &'a SequencePlan,
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    /// Index in the plan.
+    sequence: usize,
     kv_head: usize,
     /// Rows, counted within the sequence.
     rows: Range<usize>,
+    /// Splits that the last row sees.
+    splits: usize,
 }
 
-impl Block<'_> {
-    /// Splits that the last row sees.
-    fn splits(&self) -> usize {
-        (self.sequence.before.tokens + self.rows.end).div_ceil(SPLIT_TOKENS)
+/// Some splits of a block.
+#[derive(Debug, Default)]
+pub(crate) struct Task {
+    block: usize,
+    splits: Range<usize>,
+    partial: Partial,
+}
+
+/// Lists of the work of a step, kept from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    blocks: Vec<Block>,
+    tasks: Vec<Task>,
+}
+
+impl Work {
+    /// Cuts the step into blocks.
+    fn plan(&mut self, layer: &LayerCache, plan: &StepPlan, head_group: usize) -> Result<()> {
+        let rows_per_block = (BLOCK_QUERIES / head_group).max(1);
+        self.blocks.clear();
+        for (index, sequence) in plan.sequences.iter().enumerate() {
+            layer.slot("attend", sequence.before.slot)?;
+            for start in (0..sequence.rows.len()).step_by(rows_per_block) {
+                let rows = start..sequence.rows.len().min(start + rows_per_block);
+                let splits = (sequence.before.tokens + rows.end).div_ceil(SPLIT_TOKENS);
+                for kv_head in 0..layer.spec.kv_heads {
+                    let rows = rows.clone();
+                    self.blocks.push(Block { sequence: index, kv_head, rows, splits });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes tasks of the given blocks, one per split if `cut`; returns how many.
+    fn cut(&mut self, blocks: Range<usize>, cut: bool) -> usize {
+        let mut count = 0;
+        for block in blocks {
+            let splits = self.blocks[block].splits;
+            let step = if cut { 1 } else { splits };
+            for first in (0..splits).step_by(step) {
+                if self.tasks.len() == count {
+                    self.tasks.push(Task::default());
+                }
+                let task = &mut self.tasks[count];
+                (task.block, task.splits) = (block, first..first + step);
+                count += 1;
+            }
+        }
+        count
     }
 }
 
@@ -61,59 +135,61 @@ impl Cpu {
         attention: &Attention,
         queries: &Matrix,
     ) -> Result<Matrix> {
-        let head_group = attention.head_group(&layer.spec);
-        let rows_per_block = (BLOCK_QUERIES / head_group).max(1);
-        let mut blocks = Vec::new();
-        for sequence in &plan.sequences {
-            layer.slot("attend", sequence.before.slot)?;
-            for start in (0..sequence.rows.len()).step_by(rows_per_block) {
-                let rows = start..sequence.rows.len().min(start + rows_per_block);
-                let kv_heads = 0..layer.spec.kv_heads;
-                blocks.extend(kv_heads.map(|kv_head| {
-                    let rows = rows.clone();
-                    Block { sequence, kv_head, rows }
-                }));
+        let mut out = Matrix::zeroed(plan.rows, queries.width);
+        let mut work =
+            self.work.lock().map(|mut work| std::mem::take(&mut *work)).unwrap_or_default();
+        work.plan(layer, plan, attention.head_group(&layer.spec))?;
+        let walk = Walk { layer, group, plan, attention, queries };
+        let cut = work.blocks.len() < BALANCED_BLOCKS * self.threads();
+        let wave = WAVE_BLOCKS * self.threads();
+        for first in (0..work.blocks.len()).step_by(wave) {
+            let blocks = first..work.blocks.len().min(first + wave);
+            let count = work.cut(blocks, cut);
+            let Work { blocks, tasks } = &mut work;
+            let (blocks, tasks) = (&blocks[..], &mut tasks[..count]);
+            self.threads.install(|| self.attend_tasks(walk, blocks, tasks));
+            for task in tasks.iter().filter(|task| task.splits.start == 0) {
+                write(walk, &blocks[task.block], &task.partial, &mut out);
             }
         }
-        let walk = Walk { layer, group, attention, queries };
-        let few = blocks.len() < 4 * self.threads();
-        let results: Vec<Partial> = self.threads.install(|| {
-            let all_splits = |block: &Block| {
-                let splits =
-                    (0..block.splits()).map(|split| self.isa.run(walk.split(block, split)));
-                self.combine(splits)
-            };
-            if !few {
-                return blocks.par_iter().map(all_splits).collect();
-            }
-            // One task per split, combined afterwards in the same order as above.
-            let tasks =
-                blocks.iter().flat_map(|block| (0..block.splits()).map(move |s| (block, s)));
-            let tasks: Vec<_> = tasks.collect();
-            let partials: Vec<Partial> = tasks
-                .par_iter()
-                .map(|&(block, split)| self.isa.run(walk.split(block, split)))
-                .collect();
-            let mut partials = partials.into_iter();
-            blocks
-                .iter()
-                .map(|block| self.combine(partials.by_ref().take(block.splits())))
-                .collect()
-        });
-
-        let head_dim = layer.spec.head_dim;
-        let mut out = Matrix::zeroed(plan.rows, queries.width);
-        for (block, result) in blocks.iter().zip(&results) {
-            for (query, row, head) in walk.queries_of(block) {
-                let sink = attention.sink_logits.as_ref().map(|sinks| sinks[head]);
-                let start = (block.sequence.rows.start + row) * out.width + head * head_dim;
-                result.finish(query, sink, &mut out.data[start..start + head_dim]);
-            }
+        if let Ok(mut kept) = self.work.lock() {
+            *kept = work;
         }
         Ok(out)
     }
 
-    fn combine(&self, splits: impl Iterator<Item = Partial>) -> Partial {
-        splits.reduce(|total, split| total.combine(&split)).unwrap_or_default()
+    /// Afterwards the first task of every block holds the block's result.
+    fn attend_tasks(&self, walk: Walk<'_>, blocks: &[Block], tasks: &mut [Task]) {
+        tasks.par_iter_mut().with_max_len(1).for_each(|task| {
+            let block = &blocks[task.block];
+            SCRATCH.with_borrow_mut(|scratch| {
+                for split in task.splits.clone() {
+                    if split == task.splits.start {
+                        self.isa.run(walk.split(block, split, scratch, &mut task.partial));
+                    } else {
+                        let mut next = std::mem::take(&mut scratch.partial);
+                        self.isa.run(walk.split(block, split, scratch, &mut next));
+                        task.partial.combine(&next);
+                        scratch.partial = next;
+                    }
+                }
+            });
+        });
+        tasks.par_chunk_by_mut(|a, b| a.block == b.block).for_each(|tasks| {
+            if let [first, rest @ ..] = tasks {
+                rest.iter().for_each(|next| first.partial.combine(&next.partial));
+            }
+        });
+    }
+}
+
+/// Writes the outputs of a block.
+fn write(walk: Walk<'_>, block: &Block, result: &Partial, out: &mut Matrix) {
+    let head_dim = walk.layer.geometry.head_dim;
+    let first = walk.plan.sequences[block.sequence].rows.start;
+    for (query, (row, head)) in walk.queries_of(block).enumerate() {
+        let sink = walk.attention.sink_logits.as_ref().map(|sinks| sinks[head]);
+        let start = (first + row) * out.width + head * head_dim;
+        result.finish(query, sink, &mut out.data[start..start + head_dim]);
     }
 }

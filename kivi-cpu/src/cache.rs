@@ -3,20 +3,21 @@
 //! Keys lie token beside token, in tiles of `G` tokens that start `S + i·G` positions into the
 //! sequence: a tile is `[head_dim, G]`, so that a vector holds one channel of several tokens both
 //! before and after they are quantized, and a query is multiplied with a tile without a horizontal
-//! sum. Values lie channel beside channel. Codes keep the canonical order within a page, which
-//! already is the right one: words of keys hold tokens of one channel, words of values channels of
-//! one token.
+//! sum. Values lie channel beside channel. [`order`] says how codes lie in words.
 
 mod floats;
+pub(crate) mod order;
 mod page;
 mod residual;
 
 pub(crate) use floats::Floats;
+pub(crate) use order::{KeyOrder, ValueOrder};
 pub(crate) use page::{Page, Tensor};
 pub(crate) use residual::Slot;
 
 use kivi_core::{
-    Error, LayerSpec, PageId, PoolSpec, Result, SequenceLayout, StepPlan, memory::MeasuredBytes,
+    Bits, Error, LayerSpec, PageId, PoolSpec, Result, SequenceLayout, StepPlan,
+    memory::MeasuredBytes,
 };
 
 /// The memory of a pool.
@@ -186,6 +187,16 @@ impl Geometry {
     /// Elements of one token.
     pub(crate) fn width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// How the codes of a group of keys lie.
+    pub(crate) fn key_order(&self, bits: Bits) -> KeyOrder {
+        KeyOrder { bits, channels: self.head_dim, group: self.group }
+    }
+
+    /// How the codes of the values of a page lie.
+    pub(crate) fn value_order(&self, bits: Bits) -> ValueOrder {
+        ValueOrder { bits, channels: self.head_dim }
     }
 
     /// Where element `(head, token, channel 0)` of keys lies in tiles of `group` tokens, `tiles`

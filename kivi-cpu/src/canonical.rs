@@ -1,22 +1,11 @@
 //! Export to and import from the canonical form.
-//!
-//! Within a page the codes are in canonical order already, so whole words are copied; a page's
-//! keys are a run of word rows of the sequence's, and its values a run of tokens.
 
-use crate::cache::{Floats, LayerCache, Page, Tensor};
-use half::f16;
+use crate::cache::{Floats, Geometry, LayerCache, Page, Tensor, order::Place};
 use kivi_core::{
-    CanonicalLayer, Error, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result,
-    SequenceLayout, words_for,
+    Bits, CanonicalLayer, Error, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result,
+    SequenceLayout, quantizer::GroupParams,
 };
 use std::ops::Range;
-
-/// A run of `length` elements at `page` in a page and at `sequence` in the whole sequence.
-struct Run {
-    page: usize,
-    sequence: usize,
-    length: usize,
-}
 
 impl LayerCache {
     pub(crate) fn export(&self, group: usize, layout: &SequenceLayout) -> Result<CanonicalLayer> {
@@ -28,15 +17,16 @@ impl LayerCache {
             let mut all = PackedKeys::zeroed(bits, g.group, shape(quantized.keys))?;
             for (index, tokens) in self.pages_until(quantized.keys) {
                 let page = self.page_at("export", group, layout, index)?;
-                let Tensor::Packed { codes, scales, zeros } = &page.keys else {
-                    continue;
-                };
-                for run in self.key_code_runs(bits, index, &tokens, quantized.keys) {
-                    all.codes[run.sequence..][..run.length]
-                        .copy_from_slice(&codes[run.page..][..run.length]);
-                }
-                for run in self.key_param_runs(index, &tokens, quantized.keys) {
-                    copy_params([scales, zeros], run, [&mut all.scales, &mut all.zeros]);
+                if let Tensor::Packed { codes, scales, zeros } = &page.keys {
+                    let first = index * g.page_tokens;
+                    for_each_key(&g, bits, tokens, |head, token, channel, params, at| {
+                        if token.is_multiple_of(g.group) {
+                            let group = (first + token) / g.group;
+                            let (scale, zero) = (scales[params], zeros[params]);
+                            all.set_params(head, group, channel, GroupParams { scale, zero });
+                        }
+                        all.set_code(head, first + token, channel, at.get(bits, codes));
+                    });
                 }
             }
             packed_keys = Some(all);
@@ -44,18 +34,19 @@ impl LayerCache {
         let mut packed_values = None;
         if let Some(bits) = format.values.bits {
             let mut all = PackedValues::zeroed(bits, g.group, shape(quantized.values))?;
-            let (words, groups) = (words_for(bits, g.head_dim), g.head_dim.div_ceil(g.group));
             for (index, tokens) in self.pages_until(quantized.values) {
                 let page = self.page_at("export", group, layout, index)?;
-                let Tensor::Packed { codes, scales, zeros } = &page.values else {
-                    continue;
-                };
-                for run in self.value_runs(words, index, &tokens, quantized.values) {
-                    all.codes[run.sequence..][..run.length]
-                        .copy_from_slice(&codes[run.page..][..run.length]);
-                }
-                for run in self.value_runs(groups, index, &tokens, quantized.values) {
-                    copy_params([scales, zeros], run, [&mut all.scales, &mut all.zeros]);
+                if let Tensor::Packed { codes, scales, zeros } = &page.values {
+                    let first = index * g.page_tokens;
+                    for_each_value(&g, bits, tokens, |head, token, channel, params, at| {
+                        if channel.is_multiple_of(g.group) {
+                            let (scale, zero) = (scales[params], zeros[params]);
+                            let group = channel / g.group;
+                            let params = GroupParams { scale, zero };
+                            all.set_params(head, first + token, group, params);
+                        }
+                        all.set_code(head, first + token, channel, at.get(bits, codes));
+                    });
                 }
             }
             packed_values = Some(all);
@@ -91,24 +82,35 @@ impl LayerCache {
         let quantized = layout.packed.map(|end| end - g.sinks);
         if let Some(keys) = &contents.packed_keys {
             for (index, tokens) in self.pages_until(quantized.keys) {
-                let code_runs = self.key_code_runs(keys.bits, index, &tokens, quantized.keys);
-                let param_runs = self.key_param_runs(index, &tokens, quantized.keys);
                 let page = self.page_at_mut("import", group, layout, index)?;
                 page.filled.keys = tokens.len();
-                let tensor = &mut page.keys;
-                fill(tensor, code_runs, param_runs, &keys.codes, [&keys.scales, &keys.zeros]);
+                if let Tensor::Packed { codes, scales, zeros } = &mut page.keys {
+                    let first = index * g.page_tokens;
+                    for_each_key(&g, keys.bits, tokens, |head, token, channel, params, at| {
+                        if token.is_multiple_of(g.group) {
+                            let group = (first + token) / g.group;
+                            let found = keys.params(head, group, channel);
+                            (scales[params], zeros[params]) = (found.scale, found.zero);
+                        }
+                        at.set(keys.bits, codes, keys.code(head, first + token, channel));
+                    });
+                }
             }
         }
         if let Some(values) = &contents.packed_values {
-            let words = words_for(values.bits, g.head_dim);
-            let groups = g.head_dim.div_ceil(g.group);
             for (index, tokens) in self.pages_until(quantized.values) {
-                let code_runs = self.value_runs(words, index, &tokens, quantized.values);
-                let param_runs = self.value_runs(groups, index, &tokens, quantized.values);
                 let page = self.page_at_mut("import", group, layout, index)?;
                 page.filled.values = tokens.len();
-                let tensor = &mut page.values;
-                fill(tensor, code_runs, param_runs, &values.codes, [&values.scales, &values.zeros]);
+                if let Tensor::Packed { codes, scales, zeros } = &mut page.values {
+                    let first = index * g.page_tokens;
+                    for_each_value(&g, values.bits, tokens, |head, token, channel, params, at| {
+                        if channel.is_multiple_of(g.group) {
+                            let found = values.params(head, first + token, channel / g.group);
+                            (scales[params], zeros[params]) = (found.scale, found.zero);
+                        }
+                        at.set(values.bits, codes, values.code(head, first + token, channel));
+                    });
+                }
             }
         }
         for (tokens, keys) in [
@@ -129,65 +131,6 @@ impl LayerCache {
             let start = index * page_tokens;
             (index, 0..page_tokens.min(tokens - start))
         })
-    }
-
-    fn key_code_runs(
-        &self,
-        bits: kivi_core::Bits,
-        index: usize,
-        tokens: &Range<usize>,
-        total: usize,
-    ) -> Vec<Run> {
-        let g = self.geometry;
-        let rows = |tokens| words_for(bits, tokens);
-        self.runs(
-            rows(g.page_tokens),
-            rows(total),
-            rows(index * g.page_tokens),
-            rows(tokens.len()),
-            g.head_dim,
-        )
-    }
-
-    fn key_param_runs(&self, index: usize, tokens: &Range<usize>, total: usize) -> Vec<Run> {
-        let g = self.geometry;
-        let rows = |tokens: usize| tokens / g.group;
-        self.runs(
-            rows(g.page_tokens),
-            rows(total),
-            rows(index * g.page_tokens),
-            rows(tokens.len()),
-            g.head_dim,
-        )
-    }
-
-    fn value_runs(
-        &self,
-        row: usize,
-        index: usize,
-        tokens: &Range<usize>,
-        total: usize,
-    ) -> Vec<Run> {
-        let g = self.geometry;
-        self.runs(g.page_tokens, total, index * g.page_tokens, tokens.len(), row)
-    }
-
-    /// One run of `count` rows per head: a page has `page_rows` rows to a head, the sequence
-    /// `total_rows`, and the page's first is the sequence's `first`.
-    fn runs(
-        &self,
-        page_rows: usize,
-        total_rows: usize,
-        first: usize,
-        count: usize,
-        row: usize,
-    ) -> Vec<Run> {
-        let run = |head: usize| Run {
-            page: head * page_rows * row,
-            sequence: (head * total_rows + first) * row,
-            length: count * row,
-        };
-        (0..self.geometry.kv_heads).map(run).collect()
     }
 
     fn page_at(
@@ -345,27 +288,43 @@ fn page_id(
     }
 }
 
-fn copy_params([scales, zeros]: [&[f16]; 2], run: Run, [to_scales, to_zeros]: [&mut [f16]; 2]) {
-    to_scales[run.sequence..][..run.length].copy_from_slice(&scales[run.page..][..run.length]);
-    to_zeros[run.sequence..][..run.length].copy_from_slice(&zeros[run.page..][..run.length]);
+/// Calls `f` with head, token, channel, index of the scale and place of the code of every key of the
+/// first `tokens` of a page.
+fn for_each_key(
+    g: &Geometry,
+    bits: Bits,
+    tokens: Range<usize>,
+    mut f: impl FnMut(usize, usize, usize, usize, Place),
+) {
+    let (order, groups) = (g.key_order(bits), g.page_tokens / g.group);
+    for head in 0..g.kv_heads {
+        for channel in 0..g.head_dim {
+            for token in tokens.clone() {
+                let row = head * groups + token / g.group;
+                let Place { word, shift } = order.place(token % g.group, channel);
+                let place = Place { word: row * order.words() + word, shift };
+                f(head, token, channel, row * g.head_dim + channel, place);
+            }
+        }
+    }
 }
 
-fn fill(
-    tensor: &mut Tensor,
-    code_runs: Vec<Run>,
-    param_runs: Vec<Run>,
-    from: &[u32],
-    [from_scales, from_zeros]: [&[f16]; 2],
+/// As [`for_each_key`], for values.
+fn for_each_value(
+    g: &Geometry,
+    bits: Bits,
+    tokens: Range<usize>,
+    mut f: impl FnMut(usize, usize, usize, usize, Place),
 ) {
-    let Tensor::Packed { codes, scales, zeros } = tensor else {
-        return;
-    };
-    for run in code_runs {
-        codes[run.page..][..run.length].copy_from_slice(&from[run.sequence..][..run.length]);
-    }
-    for run in param_runs {
-        scales[run.page..][..run.length]
-            .copy_from_slice(&from_scales[run.sequence..][..run.length]);
-        zeros[run.page..][..run.length].copy_from_slice(&from_zeros[run.sequence..][..run.length]);
+    let (order, groups) = (g.value_order(bits), g.head_dim.div_ceil(g.group));
+    for head in 0..g.kv_heads {
+        let first = head * order.words(g.page_tokens);
+        for token in tokens.clone() {
+            for channel in 0..g.head_dim {
+                let params = (head * groups + channel / g.group) * g.page_tokens + token;
+                let Place { word, shift } = order.place(token, channel);
+                f(head, token, channel, params, Place { word: first + word, shift });
+            }
+        }
     }
 }

@@ -22,7 +22,7 @@ pub use isa::Isa;
 pub use linear::Weight;
 
 use kivi_core::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Name on the command line and in errors.
 const NAME: &str = "cpu";
@@ -35,6 +35,8 @@ const MAX_THREADS: usize = 1024;
 pub struct Cpu {
     isa: Isa,
     threads: Arc<rayon::ThreadPool>,
+    /// Lists of the work of an attention step, for the next one.
+    work: Arc<Mutex<attend::Work>>,
 }
 
 impl Cpu {
@@ -63,7 +65,7 @@ impl Cpu {
             operation: "start threads",
             source: Box::new(source),
         };
-        Ok(Self { isa, threads: Arc::new(pool.map_err(source)?) })
+        Ok(Self { isa, threads: Arc::new(pool.map_err(source)?), work: Arc::default() })
     }
 
     /// Number of threads.

@@ -2,11 +2,14 @@
 
 use crate::{
     Cpu,
-    cache::{LayerCache, Page, Slot, Tensor},
-    isa::{Kernel, Simd},
+    cache::{
+        Floats, LayerCache, Page, Slot, Tensor,
+        order::{Place, offset},
+    },
+    isa::{Kernel, LANES, Simd},
 };
 use half::f16;
-use kivi_core::{Bits, Error, PageId, Result, SequencePlan, quantizer::GroupParams, words_for};
+use kivi_core::{Bits, Error, PageId, Result, SequencePlan, quantizer::GroupParams};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -117,21 +120,34 @@ fn fill_keys<S: Simd>(
     let Tensor::Packed { codes, scales, zeros } = &mut page.keys else {
         return;
     };
-    let (page_words, group_words) = (words_for(bits, g.page_tokens), words_for(bits, g.group));
-    let (mut tokens, mut words) = ([0.0; MAX_GROUP], [0; MAX_GROUP / 4]);
+    let (order, groups) = (g.key_order(bits), g.page_tokens / g.group);
+    let in_chunks = order.chunks() * bits.codes_per_word();
+    let mut group = Group::default();
     for position in range.clone().step_by(g.group) {
-        let group = (position - start) / g.group;
         for head in 0..g.kv_heads {
+            let row = head * groups + (position - start) / g.group;
+            let codes = &mut codes[row * order.words()..][..order.words()];
+            codes.fill(0);
             for channel in 0..g.head_dim {
                 let first = slot.key_index(head, position) + channel * g.group;
-                let tokens = &mut tokens[..g.group];
-                slot.ring.keys.load(simd, first..first + g.group, tokens);
-                let params = pack(bits, tokens, &mut words);
-                let at = (head * (g.page_tokens / g.group) + group) * g.head_dim + channel;
+                group.load(simd, &slot.ring.keys, first..first + g.group);
+                let params = group.quantize(simd, bits);
+                let at = row * g.head_dim + channel;
                 (scales[at], zeros[at]) = (params.scale, params.zero);
-                for (word, &code) in words[..group_words].iter().enumerate() {
-                    let row = head * page_words + group * group_words + word;
-                    codes[row * g.head_dim + channel] = code;
+                if channel < in_chunks {
+                    let Place { word, shift } = order.place(0, channel);
+                    let words = codes[word..word + g.group].as_chunks_mut::<LANES>().0;
+                    for (words, codes) in words.iter_mut().zip(&group.codes) {
+                        // Only added to: the channels of a chunk come one after the other.
+                        let shifted = simd.shl(simd.load_u32(codes), shift as u32);
+                        simd.store_u32(simd.add_u32(simd.load_u32(words), shifted), words);
+                    }
+                } else {
+                    let stored = group.codes.as_flattened()[..g.group].iter();
+                    for (token, &code) in stored.enumerate() {
+                        let Place { word, shift } = order.place(token, channel);
+                        codes[word] |= code << shift;
+                    }
                 }
             }
         }
@@ -156,58 +172,140 @@ fn fill_values<S: Simd>(
     let Tensor::Packed { codes, scales, zeros } = &mut page.values else {
         return;
     };
-    let (row_words, groups) = (words_for(bits, g.head_dim), g.head_dim.div_ceil(g.group));
-    let mut channels = [0.0; MAX_GROUP];
+    let (order, groups) = (g.value_order(bits), g.head_dim.div_ceil(g.group));
+    let page_words = order.words(g.page_tokens);
+    let mut group = Group::default();
     for position in range.clone() {
+        let token = position - start;
         for head in 0..g.kv_heads {
-            let row = head * g.page_tokens + position - start;
-            for group in 0..groups {
-                let first = group * g.group;
+            for index in 0..groups {
+                let first = index * g.group;
                 let length = g.group.min(g.head_dim - first);
                 let from = slot.value_index(head, position) + first;
-                let channels = &mut channels[..length];
-                slot.ring.values.load(simd, from..from + length, channels);
-                let word = row * row_words + first / bits.codes_per_word();
-                let words = &mut codes[word..word + words_for(bits, length)];
-                let params: GroupParams = pack(bits, channels, words);
-                (scales[row * groups + group], zeros[row * groups + group]) =
-                    (params.scale, params.zero);
+                group.load(simd, &slot.ring.values, from..from + length);
+                let params = group.quantize(simd, bits);
+                let at = (head * groups + index) * g.page_tokens + token;
+                (scales[at], zeros[at]) = (params.scale, params.zero);
+                let Place { word, shift } = order.place(token, first);
+                let words = &mut codes[head * page_words + word..][..length];
+                // What a token taken back has left goes.
+                let keep = !(bits.levels() << shift);
+                for (word, code) in words.iter_mut().zip(group.codes.as_flattened()) {
+                    *word = *word & keep | code << shift;
+                }
             }
         }
     }
     page.filled.values = range.end - start;
 }
 
-/// Quantizes one group into words, as [`kivi_core::quantizer`] defines it.
-///
-/// The code is guessed with a reciprocal, which is off by at most one, and then put right by the
-/// exact thresholds, without a branch.
-#[inline(always)]
-fn pack(bits: Bits, group: &[f32], words: &mut [u32]) -> GroupParams {
-    let params = GroupParams::of(bits, group.iter().copied());
-    let words = &mut words[..words_for(bits, group.len())];
-    if params.scale == f16::ZERO {
-        words.fill(0);
-        return params;
+/// Buffers for one group.
+struct Group {
+    length: usize,
+    /// Its elements, then the last one repeated.
+    elements: [[f32; LANES]; MAX_GROUP / LANES],
+    /// Their codes, as they are stored.
+    codes: [[u32; LANES]; MAX_GROUP / LANES],
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        let (elements, codes) = ([[0.0; LANES]; _], [[0; LANES]; _]);
+        Self { length: 0, elements, codes }
     }
-    let (scale, zero) = (params.scale.to_f32(), params.zero.to_f32());
-    let (inverse, top) = (1.0 / scale, bits.levels() as f32);
-    for (word, members) in words.iter_mut().zip(group.chunks(bits.codes_per_word())) {
-        let mut packed = 0;
-        for (i, &x) in members.iter().enumerate() {
-            let distance = x - zero;
-            let guess = (distance * inverse).clamp(0.0, top) as u32;
-            // The exact quotient, rounded down, is `guess` or one beside it, and the code is that
-            // or one more.
-            let mut code = guess.saturating_sub(1);
-            for _ in 0..3 {
-                code += u32::from(code < bits.levels() && above(code, distance, scale));
-            }
-            packed |= code << (bits.get() * i);
+}
+
+impl Group {
+    #[inline(always)]
+    fn load<S: Simd>(&mut self, simd: S, floats: &Floats, range: Range<usize>) {
+        self.length = range.len();
+        let elements = self.elements.as_flattened_mut();
+        floats.load(simd, range, &mut elements[..self.length]);
+        let last = elements[self.length - 1];
+        elements[self.length..self.length.next_multiple_of(LANES)].fill(last);
+    }
+
+    /// Quantizes the group, as [`kivi_core::quantizer`] defines it.
+    #[inline(always)]
+    fn quantize<S: Simd>(&mut self, simd: S, bits: Bits) -> GroupParams {
+        let vectors = self.length.div_ceil(LANES);
+        let (elements, codes) = (&self.elements[..vectors], &mut self.codes[..vectors]);
+        let zero = simd.splat(0.0);
+        let first = simd.load(&elements[0]);
+        let (mut min, mut max, mut poison) = (first, first, zero);
+        for x in elements {
+            let x = simd.load(x);
+            min = simd.min(x, min);
+            max = simd.max(x, max);
+            // 0 as long as everything is finite.
+            poison = simd.mul_add(x, zero, poison);
         }
-        *word = packed;
+        let params = if simd.sum(poison) == 0.0 {
+            let mut ends = [[0.0; LANES]; 2];
+            simd.store(min, &mut ends[0]);
+            simd.store(max, &mut ends[1]);
+            GroupParams::of(bits, ends.as_flattened().iter().copied())
+        } else {
+            GroupParams::of(bits, [f32::NAN])
+        };
+        if params.scale == f16::ZERO {
+            codes.as_flattened_mut().fill(offset(bits));
+            return params;
+        }
+        for (x, codes) in elements.iter().zip(codes) {
+            let found = match bits {
+                Bits::Two => count_thresholds::<S, 3>(simd, x, params),
+                Bits::Four => count_thresholds::<S, 15>(simd, x, params),
+                Bits::Eight => near_guess(simd, x, params),
+            };
+            simd.store_u32(found, codes);
+        }
+        params
     }
-    params
+}
+
+/// The codes of eight elements by definition: the number of thresholds that lie below. Adding an
+/// odd threshold's equality is comparing the other way round.
+#[inline(always)]
+fn count_thresholds<S: Simd, const LEVELS: usize>(
+    simd: S,
+    x: &[f32; LANES],
+    params: GroupParams,
+) -> S::I32 {
+    let scale = params.scale.to_f32();
+    let distance = simd.sub(simd.load(x), simd.splat(params.zero.to_f32()));
+    let mut code = simd.splat_u32(0);
+    for k in 0..LEVELS {
+        let threshold = simd.splat((k as f32 + 0.5) * scale);
+        // All bits of a lane that holds, which is −1.
+        let above = match k % 2 {
+            0 => simd.less(threshold, distance),
+            _ => simd.less_or_equal(threshold, distance),
+        };
+        code = simd.sub_u32(code, above);
+    }
+    code
+}
+
+/// The stored codes of eight elements at 8 bits, one by one: guessed with a reciprocal, which is off
+/// by at most one, and put right by the exact thresholds.
+#[inline(always)]
+fn near_guess<S: Simd>(simd: S, x: &[f32; LANES], params: GroupParams) -> S::I32 {
+    let (scale, zero) = (params.scale.to_f32(), params.zero.to_f32());
+    let (inverse, levels) = (1.0 / scale, Bits::Eight.levels());
+    let mut codes = [0; LANES];
+    for (code, &x) in codes.iter_mut().zip(x) {
+        let distance = x - zero;
+        let guess = (distance * inverse).clamp(0.0, levels as f32) as u32;
+        // The exact quotient, rounded down, is `guess` or one beside it, and the code is that or
+        // one more.
+        *code = guess.saturating_sub(1);
+        for _ in 0..3 {
+            *code += u32::from(*code < levels && above(*code, distance, scale));
+        }
+        *code ^= offset(Bits::Eight);
+    }
+    simd.load_u32(&codes)
 }
 
 /// Whether the threshold between level `k` and the next one is passed.
@@ -220,13 +318,31 @@ fn above(k: u32, distance: f32, scale: f32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kivi_core::code_at;
+    use crate::Isa;
     use proptest::prelude::*;
+
+    struct Quantize<'a> {
+        group: &'a [f32],
+        bits: Bits,
+    }
+
+    impl Kernel for Quantize<'_> {
+        type Output = (GroupParams, Vec<u32>);
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Self::Output {
+            let mut buffers = Group::default();
+            buffers.load(simd, &Floats::F32(self.group.into()), 0..self.group.len());
+            let params = buffers.quantize(simd, self.bits);
+            let stored = &buffers.codes.as_flattened()[..self.group.len()];
+            (params, stored.iter().map(|code| code ^ offset(self.bits)).collect())
+        }
+    }
 
     proptest! {
         /// The fast quantizer agrees with the definition on every bit, ties and extremes included.
         #[test]
-        fn pack_is_the_core_quantizer(
+        fn fast_quantizer_is_the_core_quantizer(
             group in prop::collection::vec(
                 prop_oneof![
                     -1f32..1.0, -70000f32..70000.0, (-8i8..8).prop_map(f32::from),
@@ -242,12 +358,13 @@ mod tests {
                 .map(|&x| if finite && !x.is_finite() { 0.5 } else { f16::from_f32(x).to_f32() })
                 .collect();
             let expected = GroupParams::of(bits, group.iter().copied());
-            let mut words = [0; MAX_GROUP / 4];
-            let params = pack(bits, &group, &mut words);
-            prop_assert_eq!(params.scale, expected.scale);
-            prop_assert_eq!(params.zero.to_bits(), expected.zero.to_bits());
-            for (i, &x) in group.iter().enumerate() {
-                prop_assert_eq!(code_at(bits, &words, i), expected.code(bits, x));
+            for isa in Isa::available() {
+                let (params, codes) = isa.run(Quantize { group: &group, bits });
+                prop_assert_eq!(params.scale, expected.scale);
+                prop_assert_eq!(params.zero.to_bits(), expected.zero.to_bits());
+                for (&code, &x) in codes.iter().zip(&group) {
+                    prop_assert_eq!(code, expected.code(bits, x));
+                }
             }
         }
     }

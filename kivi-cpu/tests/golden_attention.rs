@@ -85,18 +85,21 @@ fn run<B: CacheBackend>(
 
 #[test]
 fn reference_equals_the_numpy_simulation() {
-    equals_the_simulation(&CpuRef);
+    // The simulation sums in f64; 264 terms of f32 with weights that sum to 1.
+    equals_the_simulation(&CpuRef, 2e-5);
 }
 
 #[test]
 fn cpu_equals_the_numpy_simulation() {
     for isa in Isa::available() {
-        equals_the_simulation(&Cpu::with_isa(2, isa).unwrap());
+        // Operands `q∘s` of about 0.5 are rounded to 1/16256 of the largest: with 64 channels a
+        // logit's standard deviation is 8e-5, and outputs average over few tokens.
+        equals_the_simulation(&Cpu::with_isa(2, isa).unwrap(), 2e-4);
     }
 }
 
 /// Outputs of every row, and the packed bytes at the end.
-fn equals_the_simulation<B: CacheBackend>(backend: &B) {
+fn equals_the_simulation<B: CacheBackend>(backend: &B, tolerance: f32) {
     let golden = Golden(SafeTensors::deserialize(GOLDEN).unwrap());
     let base = || CacheConfig::builder().group_size(32).residual_length(64);
     for (case, config) in [
@@ -109,11 +112,10 @@ fn equals_the_simulation<B: CacheBackend>(backend: &B) {
         for cut in [1, 7, 64, TOKENS] {
             let (out, layer) = run(backend, &golden, config.clone(), cut);
             let expected = [golden.f32s("prompt_out"), golden.f32s(&format!("{case}.out"))];
-            // The simulation sums in f64; 264 terms of f32 with weights that sum to 1.
             for (i, (found, expected)) in out.iter().zip(expected.concat()).enumerate() {
                 let row = i / (QUERY_HEADS * HEAD_DIM);
                 assert!(
-                    (found - expected).abs() < 2e-5,
+                    (found - expected).abs() < tolerance,
                     "{case}, cut {cut}, row {row}: {found} {expected}"
                 );
             }

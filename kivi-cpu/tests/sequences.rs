@@ -216,7 +216,8 @@ fn moves<A: CacheBackend, B: CacheBackend>(from: &A, to: &B) {
             let (a, b) = (pool.append(sequence, &data, 70, 1), other.append(adopted, &data, 70, 1));
             assert_eq!(other.export(adopted), pool.export(sequence));
             let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-            assert!(worst < 1e-4, "{key}/{value}, {tokens} tokens: {worst}");
+            // One of the two rounds the factors of codes to 15 bits.
+            assert!(worst < 1e-3, "{key}/{value}, {tokens} tokens: {worst}");
             // Contents of another length do not fit.
             let longer = other.state.adopt_sequence(tokens + 64).unwrap();
             let layout = other.state.layout(longer).unwrap();

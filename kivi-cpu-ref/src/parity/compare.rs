@@ -15,9 +15,12 @@ pub struct Report {
 
 /// Runs a case on a backend and on the reference.
 ///
+/// `rounding` is how far, as a share of the largest of a group, the backend may round the numbers
+/// that it multiplies codes with (`q∘s`, `p·s`): 0 if it multiplies in f32.
+///
 /// # Errors
 /// A text that says what differs and where.
-pub fn check<B: CacheBackend>(backend: &B, case: &Case) -> Result<Report, String> {
+pub fn check<B: CacheBackend>(backend: &B, case: &Case, rounding: f32) -> Result<Report, String> {
     let sequences = case.sequences.iter().enumerate();
     let data: Vec<_> =
         sequences.map(|(i, &sequence)| SequenceData::new(case, i, sequence)).collect();
@@ -26,7 +29,7 @@ pub fn check<B: CacheBackend>(backend: &B, case: &Case) -> Result<Report, String
     compare_layers(&expected, &found)?;
     compare_bytes(case, &expected, "reference")?;
     compare_bytes(case, &found, "backend")?;
-    compare_outputs(case, &data, &expected, &found)
+    compare_outputs(case, &data, &expected, &found, rounding)
 }
 
 /// The error of one output element that rounding explains, `u = 2⁻²⁴` being the unit roundoff of f32.
@@ -37,12 +40,25 @@ pub fn check<B: CacheBackend>(backend: &B, case: &Case) -> Result<Report, String
 /// for the exponential and one per term of the sums over `n` tokens; the reference is off by as much
 /// again. That is the worst case, in which every rounding errs in the same direction; they do not,
 /// so a twentieth of it is allowed (seen: a seventh of that).
-pub fn tolerance(head_dim: usize, tokens: usize, logit_bound: f32, largest_value: f32) -> f32 {
+///
+/// A backend that rounds the factors of codes (`rounding`, see [`check`]) errs in a logit by `D` such
+/// errors of at most `M = max_d |q_d| · max_j |k_jd|` times the rounding, since a scale times half
+/// the largest code is half a range; and in the output by as much as the weights of a tile of at most
+/// 128 tokens. The errors are independent: six standard deviations of a uniform distribution.
+pub fn tolerance(
+    head_dim: usize,
+    tokens: usize,
+    [logit_bound, largest_product]: [f32; 2],
+    largest_value: f32,
+    rounding: f32,
+) -> f32 {
     const SHARE_OF_WORST_CASE: f32 = 0.05;
     let u = 2f32.powi(-24);
     // A group's reconstruction reaches at most three times the largest value, as for keys.
     let weights = (head_dim as f32 + 8.0) * logit_bound + tokens as f32 + 16.0;
-    SHARE_OF_WORST_CASE * 2.0 * 2.0 * weights * u * 3.0 * largest_value
+    let six_sigma = |terms: f32| 6.0 * (terms / 3.0).sqrt() * rounding;
+    let rounded = 2.0 * largest_product * six_sigma(head_dim as f32) + six_sigma(128.0);
+    (SHARE_OF_WORST_CASE * 2.0 * 2.0 * weights * u + rounded) * 3.0 * largest_value
 }
 
 fn compare_layers(expected: &RunResult, found: &RunResult) -> Result<(), String> {
@@ -102,6 +118,7 @@ fn compare_outputs(
     data: &[SequenceData],
     expected: &RunResult,
     found: &RunResult,
+    rounding: f32,
 ) -> Result<Report, String> {
     let (head_dim, width) = (case.head_dim, case.kv_heads * case.head_dim);
     let heads = case.kv_heads * case.head_group;
@@ -122,8 +139,10 @@ fn compare_outputs(
             let kv_head = head / case.head_group;
             let query = &data.queries[vector * head_dim..][..head_dim];
             let bounds = &largest[kv_head * head_dim..][..head_dim];
-            let bound: f32 = query.iter().zip(bounds).map(|(q, k)| q.abs() * 3.0 * k).sum();
-            let allowed = tolerance(head_dim, token + 1, bound * scale, largest_value);
+            let products = query.iter().zip(bounds).map(|(q, k)| (q * k * scale).abs());
+            let bound: f32 = products.clone().map(|product| 3.0 * product).sum();
+            let bounds = [bound, products.fold(0.0, f32::max)];
+            let allowed = tolerance(head_dim, token + 1, bounds, largest_value, rounding);
             for (channel, (a, b)) in a.iter().zip(b).enumerate() {
                 let error = (a - b).abs();
                 if error.is_nan() || error > allowed {

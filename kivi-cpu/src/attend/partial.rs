@@ -2,51 +2,59 @@
 
 /// For each query of a block: `Σ e^(logit − maximum) · v`, its denominator and the maximum.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Partial {
-    pub(super) maximum: Vec<f32>,
-    pub(super) denominator: Vec<f32>,
+pub(crate) struct Partial {
+    maximum: Vec<f32>,
+    denominator: Vec<f32>,
     /// `[queries, width]`, `width` at least `head_dim`.
-    pub(super) sums: Vec<f32>,
-    pub(super) width: usize,
+    sums: Vec<f32>,
+    width: usize,
 }
 
 impl Partial {
-    /// Nothing seen yet.
-    pub(super) fn empty(queries: usize, width: usize) -> Self {
-        Self {
-            maximum: vec![f32::NEG_INFINITY; queries],
-            denominator: vec![0.0; queries],
-            sums: vec![0.0; queries * width],
-            width,
-        }
+    /// Nothing seen yet. Memory is kept.
+    pub(super) fn reset(&mut self, queries: usize, width: usize) {
+        let fill = |x: &mut Vec<f32>, length: usize, value: f32| {
+            x.clear();
+            x.resize(length, value);
+        };
+        fill(&mut self.maximum, queries, f32::NEG_INFINITY);
+        fill(&mut self.denominator, queries, 0.0);
+        fill(&mut self.sums, queries * width, 0.0);
+        self.width = width;
     }
 
     pub(super) fn sums_mut(&mut self, query: usize) -> &mut [f32] {
         &mut self.sums[query * self.width..(query + 1) * self.width]
     }
 
-    /// Raises the maximum of a query to at least `largest` and returns the factor by which
-    /// everything summed so far has shrunk.
+    /// Makes room for a weight of `largest`: rescales what was summed so far if it is the largest
+    /// yet, and returns the maximum.
     pub(super) fn raise(&mut self, query: usize, largest: f32) -> f32 {
         let old = self.maximum[query];
-        let new = old.max(largest);
-        self.maximum[query] = new;
-        shrink(old, new)
+        if largest > old {
+            self.maximum[query] = largest;
+            let factor = shrink(old, largest);
+            self.denominator[query] *= factor;
+            self.sums_mut(query).iter_mut().for_each(|sum| *sum *= factor);
+        }
+        self.maximum[query]
+    }
+
+    pub(super) fn add_denominator(&mut self, query: usize, weights: f32) {
+        self.denominator[query] += weights;
     }
 
     /// This part followed by `next`.
-    pub(super) fn combine(mut self, next: &Self) -> Self {
+    pub(super) fn combine(&mut self, next: &Self) {
         for query in 0..self.maximum.len() {
-            let factor = self.raise(query, next.maximum[query]);
-            let other = shrink(next.maximum[query], self.maximum[query]);
-            self.denominator[query] =
-                self.denominator[query] * factor + next.denominator[query] * other;
+            let maximum = self.raise(query, next.maximum[query]);
+            let factor = shrink(next.maximum[query], maximum);
+            self.denominator[query] += next.denominator[query] * factor;
             let range = query * self.width..(query + 1) * self.width;
             for (sum, next) in self.sums[range.clone()].iter_mut().zip(&next.sums[range]) {
-                *sum = *sum * factor + next * other;
+                *sum += next * factor;
             }
         }
-        self
     }
 
     /// The attention output of one query, with a learned sink logit in the denominator.

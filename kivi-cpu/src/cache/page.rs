@@ -2,7 +2,7 @@
 
 use super::{Floats, Geometry};
 use half::f16;
-use kivi_core::{Format, KeyValue, LayerSpec, memory::MeasuredBytes, words_for};
+use kivi_core::{Bits, Format, KeyValue, LayerSpec, memory::MeasuredBytes};
 
 /// `page_tokens` consecutive tokens.
 #[derive(Clone, Debug, Default)]
@@ -20,8 +20,9 @@ pub(crate) enum Tensor {
     /// An uncompressed format: keys `[kv_heads, page_tokens / G, head_dim, G]`, values
     /// `[kv_heads, page_tokens, head_dim]`.
     Full(Floats),
-    /// Codes, scales and zeros in the order of [`kivi_core::PackedKeys`] and
-    /// [`kivi_core::PackedValues`].
+    /// Keys `[kv_heads, page_tokens / G]` groups of codes as in [`KeyOrder`](super::KeyOrder), scales and zeros
+    /// `[kv_heads, page_tokens / G, head_dim]`. Values `[kv_heads]` codes as in [`ValueOrder`](super::ValueOrder),
+    /// scales and zeros `[kv_heads, ⌈head_dim / G⌉, page_tokens]`.
     Packed { codes: Box<[u32]>, scales: Box<[f16]>, zeros: Box<[f16]> },
 }
 
@@ -35,9 +36,7 @@ impl Page {
     pub(super) fn new(spec: &LayerSpec, geometry: &Geometry) -> Self {
         let Geometry { kv_heads, head_dim, group, page_tokens, .. } = *geometry;
         let tensor =
-            |format: Format, words: &dyn Fn(kivi_core::Bits) -> usize, params: usize| match format
-                .bits
-            {
+            |format: Format, words: &dyn Fn(Bits) -> usize, params: usize| match format.bits {
                 None => Tensor::Full(Floats::zeroed(format.store, page_tokens * geometry.width())),
                 Some(bits) => Tensor::Packed {
                     codes: vec![0; kv_heads * words(bits)].into(),
@@ -48,12 +47,12 @@ impl Page {
         Self {
             keys: tensor(
                 spec.format.keys,
-                &|bits| words_for(bits, page_tokens) * head_dim,
+                &|bits| page_tokens / group * geometry.key_order(bits).words(),
                 page_tokens / group * head_dim,
             ),
             values: tensor(
                 spec.format.values,
-                &|bits| page_tokens * words_for(bits, head_dim),
+                &|bits| geometry.value_order(bits).words(page_tokens),
                 page_tokens * head_dim.div_ceil(group),
             ),
             filled: KeyValue::default(),

@@ -22,6 +22,7 @@ impl Avx2 {
 #[inline]
 pub(super) fn run<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
     #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline(never)]
     fn shell<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
         kernel.run(simd)
     }
@@ -41,6 +42,13 @@ macro_rules! avx2 {
 impl Simd for Avx2 {
     type F32 = __m256;
     type I32 = __m256i;
+    /// Sixteen 16-bit sums, two to a lane.
+    type Dots = __m256i;
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        run(self, kernel)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F32 {
@@ -106,6 +114,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn max_lane(self, x: Self::F32) -> f32 {
+        avx2! {
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        }
+    }
+
+    #[inline(always)]
     fn sum(self, x: Self::F32) -> f32 {
         avx2! {
             let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
@@ -127,11 +144,6 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn shr(self, x: Self::I32, by: u32) -> Self::I32 {
         avx2! { _mm256_srl_epi32(x, _mm_cvtsi32_si128((by & 31).cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn shr_lanes(self, x: Self::I32, by: Self::I32) -> Self::I32 {
-        avx2! { _mm256_srlv_epi32(x, by) }
     }
 
     #[inline(always)]
@@ -204,6 +216,89 @@ impl Simd for Avx2 {
             }
             total
         }
+    }
+
+    /// In 16 bits: `32·2·3·127`, `8·2·15·127` and `1·2·128·127` are below 2¹⁵.
+    #[inline(always)]
+    fn depth(bits: u32) -> usize {
+        match bits {
+            0..=2 => 32,
+            3..=4 => 8,
+            _ => 1,
+        }
+    }
+
+    #[inline(always)]
+    fn no_dots(self) -> Self::Dots {
+        avx2! { _mm256_setzero_si256() }
+    }
+
+    /// `vpmaddubsw`; signed codes move their sign to `x` first.
+    #[inline(always)]
+    fn dot4(self, bits: u32, sum: Self::Dots, codes: Self::I32, x: Self::I32) -> Self::Dots {
+        avx2! {
+            let products = if bits == 8 {
+                _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
+            } else {
+                _mm256_maddubs_epi16(codes, x)
+            };
+            _mm256_add_epi16(sum, products)
+        }
+    }
+
+    #[inline(always)]
+    fn widen(self, sums: Self::Dots) -> Self::I32 {
+        avx2! { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) }
+    }
+
+    #[inline(always)]
+    fn split(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
+        avx2! {
+            let [a, b, c, d] = [
+                _mm256_cvtps_epi32(x[0]),
+                _mm256_cvtps_epi32(x[1]),
+                _mm256_cvtps_epi32(x[2]),
+                _mm256_cvtps_epi32(x[3]),
+            ];
+            // Narrowing works on 128-bit halves: four elements of each vector stay together.
+            let [ab, cd] = [_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d)];
+            let ones = _mm256_set1_epi16(1);
+            let sums = _mm256_add_epi32(_mm256_madd_epi16(ab, ones), _mm256_madd_epi16(cd, ones));
+            let half = _mm256_set1_epi16(64);
+            let high = |x| _mm256_srai_epi16::<7>(_mm256_add_epi16(x, half));
+            let low = |x, high| _mm256_sub_epi16(x, _mm256_slli_epi16::<7>(high));
+            let [ab_high, cd_high] = [high(ab), high(cd)];
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = |ab, cd| {
+                _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order)
+            };
+            ([bytes(ab_high, cd_high), bytes(low(ab, ab_high), low(cd, cd_high))], sums)
+        }
+    }
+
+    #[inline(always)]
+    fn store_u32(self, x: Self::I32, out: &mut [u32; LANES]) {
+        avx2! { _mm256_storeu_si256(out.as_mut_ptr().cast(), x) }
+    }
+
+    #[inline(always)]
+    fn abs(self, x: Self::F32) -> Self::F32 {
+        avx2! { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) }
+    }
+
+    #[inline(always)]
+    fn less(self, a: Self::F32, b: Self::F32) -> Self::I32 {
+        avx2! { _mm256_castps_si256(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+
+    #[inline(always)]
+    fn less_or_equal(self, a: Self::F32, b: Self::F32) -> Self::I32 {
+        avx2! { _mm256_castps_si256(_mm256_cmp_ps::<_CMP_LE_OQ>(a, b)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        avx2! { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 
     /// An 8×8 transposition of 32-bit elements: rows `o` and `o + 4` share a register from the load

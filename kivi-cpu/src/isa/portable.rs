@@ -1,5 +1,6 @@
 //! The vector operations in plain Rust: for processors without a port, and the oracle of the others.
 
+use super::Kernel;
 use super::simd::{Bytes32, LANES, Simd};
 use half::{bf16, f16};
 
@@ -20,6 +21,16 @@ fn lanes<T: Copy + Default>(f: impl Fn(usize) -> T) -> [T; LANES] {
 impl Simd for Portable {
     type F32 = [f32; LANES];
     type I32 = [u32; LANES];
+    type Dots = [i32; LANES];
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
+        fn part<K: Kernel>(simd: Portable, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        part(self, kernel)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F32 {
@@ -82,6 +93,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn max_lane(self, x: Self::F32) -> f32 {
+        let mut largest = x[0];
+        for x in x {
+            largest = if x > largest { x } else { largest };
+        }
+        largest
+    }
+
+    #[inline(always)]
     fn sum(self, x: Self::F32) -> f32 {
         ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
     }
@@ -99,11 +119,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn shr(self, x: Self::I32, by: u32) -> Self::I32 {
         lanes(|i| x[i] >> (by & 31))
-    }
-
-    #[inline(always)]
-    fn shr_lanes(self, x: Self::I32, by: Self::I32) -> Self::I32 {
-        lanes(|i| x[i] >> (by[i] & 31))
     }
 
     #[inline(always)]
@@ -162,6 +177,79 @@ impl Simd for Portable {
         let total = pairs.as_chunks::<2>().0;
         lanes(|i| (total[i][0] + total[i][1]).cast_unsigned())
     }
+
+    #[inline(always)]
+    fn depth(_bits: u32) -> usize {
+        1 << 14
+    }
+
+    #[inline(always)]
+    fn no_dots(self) -> Self::Dots {
+        [0; LANES]
+    }
+
+    #[inline(always)]
+    fn dot4(self, bits: u32, mut sum: Self::Dots, codes: Self::I32, x: Self::I32) -> Self::Dots {
+        for lane in 0..LANES {
+            let (codes, x) = (codes[lane].to_le_bytes(), x[lane].to_le_bytes());
+            for i in 0..4 {
+                let code =
+                    if bits == 8 { codes[i].cast_signed().into() } else { i16::from(codes[i]) };
+                sum[lane] += i32::from(code * i16::from(x[i].cast_signed()));
+            }
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn widen(self, sums: Self::Dots) -> Self::I32 {
+        lanes(|i| sums[i].cast_unsigned())
+    }
+
+    #[inline(always)]
+    fn split(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
+        // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the low bits.
+        const MAGIC: f32 = 12_582_912.0;
+        let mut planes = [[[0u8; 4]; LANES]; 2];
+        let mut sums = [0i32; LANES];
+        for (vector, x) in x.iter().enumerate() {
+            for (lane, x) in x.iter().enumerate() {
+                let bits = |x: f32| x.to_bits().cast_signed();
+                let x = bits(x + MAGIC).wrapping_sub(bits(MAGIC));
+                let high = x.wrapping_add(64) >> 7;
+                let (quad, byte) = (2 * vector + lane / 4, lane % 4);
+                planes[0][quad][byte] = high as u8;
+                planes[1][quad][byte] = x.wrapping_sub(high << 7) as u8;
+                sums[lane] = sums[lane].wrapping_add(x);
+            }
+        }
+        let [high, low] = planes;
+        let words = |plane: [[u8; 4]; LANES]| lanes(|i| u32::from_le_bytes(plane[i]));
+        ([words(high), words(low)], lanes(|i| sums[i].cast_unsigned()))
+    }
+
+    #[inline(always)]
+    fn store_u32(self, x: Self::I32, out: &mut [u32; LANES]) {
+        *out = x;
+    }
+
+    #[inline(always)]
+    fn abs(self, x: Self::F32) -> Self::F32 {
+        lanes(|i| x[i].abs())
+    }
+
+    #[inline(always)]
+    fn less(self, a: Self::F32, b: Self::F32) -> Self::I32 {
+        lanes(|i| if a[i] < b[i] { u32::MAX } else { 0 })
+    }
+
+    #[inline(always)]
+    fn less_or_equal(self, a: Self::F32, b: Self::F32) -> Self::I32 {
+        lanes(|i| if a[i] <= b[i] { u32::MAX } else { 0 })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
 
     #[inline(always)]
     fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]) {

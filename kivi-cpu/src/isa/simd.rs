@@ -1,5 +1,7 @@
 //! The vector operations kernels are written in.
 
+use super::Kernel;
+
 /// f32 or 32-bit lanes of a vector.
 pub(crate) const LANES: usize = 8;
 
@@ -21,6 +23,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Eight 32-bit integer lanes; operations that distinguish treat them as unsigned, except
     /// [`i32_to_f32`](Self::i32_to_f32).
     type I32: Copy;
+    /// Sums of [`dot4`](Self::dot4) that have not been widened to [`I32`](Self::I32) yet.
+    type Dots: Copy;
+
+    /// Runs a part of a kernel as a function of its own, compiled for the instruction set: large
+    /// kernels compile faster and keep their sums in registers if they are cut into such parts.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
 
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F32;
@@ -47,6 +55,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `if a < b { a } else { b }`: the second operand where one is NaN.
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The largest lane; NaN lanes may be skipped.
+    fn max_lane(self, x: Self::F32) -> f32;
     /// Sum of the lanes, in the order `((0+4)+(2+6)) + ((1+5)+(3+7))`.
     fn sum(self, x: Self::F32) -> f32;
 
@@ -56,8 +66,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_u32(self, x: &[u32; LANES]) -> Self::I32;
     /// `x >> by`, the same `by < 32` for every lane.
     fn shr(self, x: Self::I32, by: u32) -> Self::I32;
-    /// `x >> by`, lane by lane; each `by < 32`.
-    fn shr_lanes(self, x: Self::I32, by: Self::I32) -> Self::I32;
     /// `x << by`, the same `by < 32` for every lane.
     fn shl(self, x: Self::I32, by: u32) -> Self::I32;
     /// `a & b`.
@@ -89,6 +97,34 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// [`interleave`](Self::interleave) of rows that are packed: elements 0–15 in the low nibbles,
     /// 16–31 in the high ones.
     fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]);
+
+    // Codes of the cache.
+
+    /// How many [`dot4`](Self::dot4) of codes of `bits` bits may be added up before
+    /// [`widen`](Self::widen).
+    fn depth(bits: u32) -> usize;
+    /// No products yet.
+    fn no_dots(self) -> Self::Dots;
+    /// Adds `Σ_j codes[4·o + j]·x[4·o + j]` to lane `o`, exactly; vectors are read as 32 bytes.
+    ///
+    /// Codes have `bits` bits: 2 or 4 unsigned, or 8, two's complement. `x` is in −127 … 127.
+    fn dot4(self, bits: u32, sum: Self::Dots, codes: Self::I32, x: Self::I32) -> Self::Dots;
+    /// The sums as 32-bit lanes.
+    fn widen(self, sums: Self::Dots) -> Self::I32;
+    /// Splits 32 numbers `x` in −16320 … 16319, rounded to the nearest integer, into bytes with
+    /// `x = 128·high + low`, `low` in −64 … 63, in the order of the elements. Returns `[high, low]`
+    /// and lane sums that add up to `Σ x`.
+    fn split(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32);
+    /// Lanes to memory.
+    fn store_u32(self, x: Self::I32, out: &mut [u32; LANES]);
+    /// `|x|`.
+    fn abs(self, x: Self::F32) -> Self::F32;
+    /// All bits of every lane in which `a < b`.
+    fn less(self, a: Self::F32, b: Self::F32) -> Self::I32;
+    /// All bits of every lane in which `a ≤ b`.
+    fn less_or_equal(self, a: Self::F32, b: Self::F32) -> Self::I32;
+    /// Asks for the cache line at an address that will be read soon; any address will do.
+    fn prefetch(self, address: *const u8);
 
     /// `e^x`, relative error below 2·10⁻⁷ (a few units more where the result is subnormal).
     ///

@@ -85,35 +85,3 @@ pub(crate) fn f16_to_f32<S: Simd>(simd: S, x: &[[u8; 2]], out: &mut [f32]) {
     simd.store(simd.load_f16_le(&halves), &mut lanes);
     out_tail.copy_from_slice(&lanes[..out_tail.len()]);
 }
-
-/// Codes of `BITS` (2, 4 or 8) bits from canonical words, lowest bits first, as floats: `out[i]` is
-/// code `i`, over the shorter length.
-#[inline(always)]
-pub(crate) fn unpack_codes<S: Simd, const BITS: u32>(simd: S, words: &[u32], out: &mut [f32]) {
-    const { assert!(BITS == 2 || BITS == 4 || BITS == 8) };
-    let mask = simd.splat_u32((1 << BITS) - 1);
-    let shifts: [u32; LANES] = std::array::from_fn(|i| (BITS * i as u32) % 32);
-    let shifts = simd.load_u32(&shifts);
-    let length = out.len().min(words.len() * (32 / BITS as usize));
-    for (i, out) in out[..length].chunks_mut(LANES).enumerate() {
-        // Eight codes are half a word, a word, or two words.
-        let first = i * LANES * BITS as usize / 32;
-        let low = words[first];
-        let codes = match BITS {
-            2 => simd.splat_u32(low >> (16 * (i as u32 % 2))),
-            4 => simd.splat_u32(low),
-            _ => {
-                let high = words.get(first + 1).copied().unwrap_or(0);
-                simd.load_u32(&[low, low, low, low, high, high, high, high])
-            }
-        };
-        let codes = simd.i32_to_f32(simd.and(simd.shr_lanes(codes, shifts), mask));
-        if let Some(out) = out.first_chunk_mut::<LANES>() {
-            simd.store(codes, out);
-        } else {
-            let mut lanes = [0.0; LANES];
-            simd.store(codes, &mut lanes);
-            out.copy_from_slice(&lanes[..out.len()]);
-        }
-    }
-}

@@ -146,41 +146,95 @@ fn interleaving_moves_groups_of_four() {
     }
 }
 
-fn unpacked<const BITS: u32>(isa: Isa, words: &[u32], length: usize) -> Vec<f32> {
-    let mut out = vec![-1.0; length];
-    let result = &mut out[..];
-    match BITS {
-        2 => run!(isa, |simd, words: &'a [u32], result: &'a mut [f32]| -> () {
-            slices::unpack_codes::<_, 2>(simd, words, result);
-        }),
-        4 => run!(isa, |simd, words: &'a [u32], result: &'a mut [f32]| -> () {
-            slices::unpack_codes::<_, 4>(simd, words, result);
-        }),
-        _ => run!(isa, |simd, words: &'a [u32], result: &'a mut [f32]| -> () {
-            slices::unpack_codes::<_, 8>(simd, words, result);
-        }),
-    }
-    out
+fn depth<S: Simd>(_simd: S, bits: u32) -> usize {
+    S::depth(bits)
 }
 
 proptest! {
     #[test]
-    fn codes_unpack_lowest_bits_first(
-        words in prop::collection::vec(any::<u32>(), 0..9),
-        length in 0usize..80,
+    fn dot4_is_exact_up_to_its_depth(
+        seed in prop::collection::vec((any::<[u8; 32]>(), any::<[u8; 4]>()), 1..=40),
+        extreme in any::<bool>(),
     ) {
-        let expected = |bits: u32| -> Vec<f32> {
-            let per_word = 32 / bits as usize;
-            let code = |i: usize| match words.get(i / per_word) {
-                Some(word) => (word >> (bits * (i % per_word) as u32) & ((1 << bits) - 1)) as f32,
-                None => -1.0,
-            };
-            (0..length).map(code).collect()
-        };
         for isa in Isa::available() {
-            prop_assert_eq!(unpacked::<2>(isa, &words, length), expected(2));
-            prop_assert_eq!(unpacked::<4>(isa, &words, length), expected(4));
-            prop_assert_eq!(unpacked::<8>(isa, &words, length), expected(8));
+            for bits in [2u32, 4, 8] {
+                let terms: Vec<([u32; LANES], u32)> = seed
+                    .iter()
+                    .map(|(codes, x)| {
+                        let top = u8::MAX >> (8 - bits);
+                        let codes = codes.map(|code| if extreme { top } else { code & top });
+                        let codes = codes.as_chunks::<4>().0.iter().copied().map(u32::from_le_bytes);
+                        let codes: Vec<u32> = codes.collect();
+                        let x = x.map(|x| if extreme { 127 } else { x });
+                        let x = x.map(|x| if x == 128 { 127 } else { x });
+                        (codes.try_into().unwrap(), u32::from_le_bytes(x))
+                    })
+                    .collect();
+                let (out, terms) = (&mut [0; LANES], &terms[..]);
+                let result = &mut *out;
+                let used = run!(
+                    isa,
+                    |simd, bits: u32, terms: &'a [([u32; LANES], u32)], result: &'a mut [u32; LANES]|
+                    -> usize {
+                        let used = terms.len().min(depth(simd, bits));
+                        let mut sum = simd.no_dots();
+                        for (codes, x) in &terms[..used] {
+                            sum = simd.dot4(bits, sum, simd.load_u32(codes), simd.splat_u32(*x));
+                        }
+                        simd.store_u32(simd.widen(sum), result);
+                        used
+                    }
+                );
+                for (lane, &found) in out.iter().enumerate() {
+                    let mut expected = 0;
+                    for (codes, x) in &terms[..used] {
+                        let (codes, x) = (codes[lane].to_le_bytes(), x.to_le_bytes());
+                        for (code, x) in codes.into_iter().zip(x) {
+                            let code = match bits {
+                                8 => i32::from(code.cast_signed()),
+                                _ => i32::from(code),
+                            };
+                            expected += code * i32::from(x.cast_signed());
+                        }
+                    }
+                    prop_assert_eq!(found.cast_signed(), expected, "{} {} bits", isa, bits);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn split_rounds_and_keeps_the_order(x in prop::collection::vec(-16256f32..16256.0, 32)) {
+        for isa in Isa::available() {
+            let (mut planes, mut sums) = ([[0; LANES]; 2], [0; LANES]);
+            let (x_ref, planes_ref, sums_ref) = (&x[..], &mut planes, &mut sums);
+            run!(
+                isa,
+                |simd, x_ref: &'a [f32], planes_ref: &'a mut [[u32; LANES]; 2],
+                 sums_ref: &'a mut [u32; LANES]| -> () {
+                    let mut vectors = [simd.splat(0.0); 4];
+                    for (vector, x) in vectors.iter_mut().zip(x_ref.as_chunks::<LANES>().0) {
+                        *vector = simd.load(x);
+                    }
+                    let ([high, low], sums) = simd.split(&vectors);
+                    simd.store_u32(high, &mut planes_ref[0]);
+                    simd.store_u32(low, &mut planes_ref[1]);
+                    simd.store_u32(sums, sums_ref);
+                }
+            );
+            let bytes = planes.map(|plane| -> Vec<i32> {
+                plane.iter().flat_map(|x| x.to_le_bytes()).map(|x| x.cast_signed().into()).collect()
+            });
+            let mut total = 0;
+            for (i, x) in x.iter().enumerate() {
+                let rounded = x.round_ties_even() as i32;
+                prop_assert_eq!(128 * bytes[0][i] + bytes[1][i], rounded, "{} {}", isa, i);
+                prop_assert!((-127..=127).contains(&bytes[0][i]));
+                prop_assert!((-64..=63).contains(&bytes[1][i]));
+                total += rounded;
+            }
+            let sum: i32 = sums.iter().map(|x| x.cast_signed()).sum();
+            prop_assert_eq!(sum, total);
         }
     }
 

@@ -1,0 +1,94 @@
+//! One group of full-precision tokens, converted to f32 in scratch memory.
+
+use crate::{
+    cache::{Floats, Geometry, Page, Slot, Tensor},
+    isa::{LANES, Simd},
+};
+use std::ops::Range;
+
+/// Scratch for at most `G` tokens: with `G = 32` and head_dim 128, 16 KiB each for keys and values.
+#[derive(Debug, Default)]
+pub(super) struct Full {
+    /// `[head_dim, G]`
+    pub(super) keys: Vec<f32>,
+    /// `[G, width]`, the channels after head_dim 0.
+    pub(super) values: Vec<f32>,
+    /// head_dim in whole vectors.
+    pub(super) width: usize,
+}
+
+/// Where full-precision tokens of one head are: the slot for sinks and residual, the page for
+/// uncompressed formats.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) geometry: &'a Geometry,
+    pub(super) slot: &'a Slot,
+    pub(super) page: Option<&'a Page>,
+    pub(super) head: usize,
+}
+
+impl Full {
+    pub(super) fn resize(&mut self, g: &Geometry) {
+        self.width = g.head_dim.next_multiple_of(LANES);
+        self.keys.resize(g.head_dim * g.group, 0.0);
+        // A narrower head must not find another's channels.
+        self.values.clear();
+        self.values.resize(g.group * self.width, 0.0);
+    }
+
+    /// Converts the keys at `positions`, which start a group.
+    #[inline(always)]
+    pub(super) fn load_keys<S: Simd>(
+        &mut self,
+        simd: S,
+        from: Source<'_>,
+        positions: Range<usize>,
+    ) {
+        let (g, slot) = (from.geometry, from.slot);
+        let mut convert = |floats: &Floats, first: usize, step: usize, length: usize| {
+            for (channel, out) in self.keys.chunks_exact_mut(g.group).enumerate() {
+                let first = first + channel * step;
+                floats.load(simd, first..first + length, &mut out[..length]);
+            }
+        };
+        if positions.start < g.sinks {
+            let first = from.head * g.head_dim * g.sinks + positions.start;
+            return convert(&slot.sinks.keys, first, g.sinks, positions.len());
+        }
+        match from.page.map(|page| &page.keys) {
+            Some(Tensor::Full(floats)) => {
+                let token = g.locate(positions.start).1;
+                let first = g.key_index(g.page_tokens / g.group, from.head, token);
+                convert(floats, first, g.group, g.group);
+            }
+            _ => {
+                let first = slot.key_index(from.head, positions.start);
+                convert(&slot.ring.keys, first, g.group, g.group);
+            }
+        }
+    }
+
+    /// Converts the values at `positions`; the first lies in row 0.
+    #[inline(always)]
+    pub(super) fn load_values<S: Simd>(
+        &mut self,
+        simd: S,
+        from: Source<'_>,
+        positions: Range<usize>,
+    ) {
+        let (g, slot, head) = (from.geometry, from.slot, from.head);
+        for (position, out) in positions.zip(self.values.chunks_exact_mut(self.width)) {
+            let (floats, first) = if position < g.sinks {
+                (&slot.sinks.values, g.value_index(g.sinks, head, position))
+            } else {
+                match from.page.map(|page| &page.values) {
+                    Some(Tensor::Full(floats)) => {
+                        (floats, g.value_index(g.page_tokens, head, g.locate(position).1))
+                    }
+                    _ => (&slot.ring.values, slot.value_index(head, position)),
+                }
+            };
+            floats.load(simd, first..first + g.head_dim, &mut out[..g.head_dim]);
+        }
+    }
+}
