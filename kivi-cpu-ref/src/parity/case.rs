@@ -219,15 +219,17 @@ pub fn basic_cases() -> Vec<Case> {
         for (j, head_dim) in [64, 128, 72, 20].into_iter().enumerate() {
             for (k, group) in [16, 32, 64, 128].into_iter().enumerate() {
                 let sinks = [0, 4, 32][(i + j + k) % 3];
-                let mut case = Case::new(promoted(share, StoreDtype::F16, group, 128, sinks));
+                let residual = group.max(r);
+                let config = promoted(share, StoreDtype::F16, group, residual, sinks);
+                let mut case = Case::new(config);
                 case.data = [DataKind::Normal, DataKind::OutlierChannels][(i + k) % 2];
                 (case.kv_heads, case.head_group) = (2, [1, 3, 4][(j + k) % 3]);
                 (case.head_dim, case.extras) = (head_dim, k == 2);
                 case.sequences = vec![
-                    Sequence { prompt: 300, generated: 7 },
-                    Sequence { prompt: 127, generated: 3 },
+                    Sequence { prompt: residual + sinks + 5, generated: 7 },
+                    Sequence { prompt: residual - 1, generated: 3 },
                 ];
-                case.cut = Cut { prompt: 100, generated: 3, batched: true };
+                case.cut = Cut { prompt: residual - 2, generated: 3, batched: true };
                 push(case);
             }
         }
