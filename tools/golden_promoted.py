@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 SEED = 20250211
 KV_HEADS = 2
 LARGEST_F16 = np.float32(65504.0)
+LARGEST_STEP = LARGEST_F16 / np.float32(4.0)  # of a promoted channel: four times it is an f16
 SMALLEST_SCALE = np.float32(2.0**-14)
 
 
@@ -90,7 +91,9 @@ def spread(group: np.ndarray) -> np.float32:
         return group.max() - group.min()
 
 
-def quantize(group: np.ndarray, levels: int, cap: np.float32) -> tuple[list[int], np.float32, np.float16]:
+def quantize(
+    group: np.ndarray, levels: int, cap: np.float32
+) -> tuple[list[int], np.float32, np.float16]:
     """Codes `0 ... levels`, the scale, at most `cap`, and the zero."""
     if not np.isfinite(group).all():
         return [0] * len(group), np.float32(0.0), np.array(0x7E00, np.uint16).view(np.float16)[()]
@@ -103,8 +106,11 @@ def quantize(group: np.ndarray, levels: int, cap: np.float32) -> tuple[list[int]
         distances = group - np.float32(zero)
     codes = []
     for distance in distances:
+        if np.isinf(distance):
+            codes.append(levels)
+            continue
         # round() of a Fraction is to the nearest integer, ties to the even one.
-        steps = levels if np.isinf(distance) else round(Fraction(float(distance)) / Fraction(float(scale)))
+        steps = round(Fraction(float(distance)) / Fraction(float(scale)))
         codes.append(min(max(steps, 0), levels))
     return codes, scale, zero
 
@@ -135,7 +141,7 @@ def packed(case: Case, keys: np.ndarray) -> dict[str, np.ndarray]:
             zeros = np.zeros(case.head_dim, np.float16)
             for d in range(case.head_dim):
                 if d in promoted:
-                    codes, scale, zeros[d] = quantize(group[:, d], 15, LARGEST_F16 / np.float32(4.0))
+                    codes, scale, zeros[d] = quantize(group[:, d], 15, LARGEST_STEP)
                     scales[d] = np.float16(4.0 * scale)
                     hi[:, d] = [code // 4 for code in codes]
                     lo[:, promoted.index(d)] = [code % 4 for code in codes]

@@ -26,8 +26,8 @@
 //! with the largest [`range`] in a group of tokens have 4 bits instead of 2. Their code is kept as
 //! two 2-bit planes, `4·hi + lo`, and their scale as `4s`, so that the ordinary plane, scale and
 //! zero are those of a 2-bit channel with codes `hi`, and the second plane adds `lo · s`
-//! ([`GroupParams::of_promoted`]). The idea is that of Kitty, a 2-bit cache with dynamically
-//! boosted channels.
+//! ([`GroupParams::of_promoted`]). Promoting channels group by group, and two planes of equal
+//! width, are ideas of Kitty (arXiv 2511.18643).
 
 mod promoted;
 
