@@ -22,6 +22,7 @@ tolerance can ask for; the quantizer runs in float32 because its rounding is par
 
 import argparse
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class Case:
     value_bits: int = 2
     sinks: int = 0
     value_residual: str = "window"
+    promote: float = 0.0  # share of the key channels of a group with 4 bits instead of 2
 
 
 CASES = [
@@ -57,6 +59,8 @@ CASES = [
     Case("sinks", sinks=4),
     Case("block", value_residual="block"),
     Case("k4v2", key_bits=4),
+    Case("promoted", promote=0.25),
+    Case("promoted_sinks", promote=0.125, sinks=4),
 ]
 
 
@@ -102,26 +106,43 @@ def pack(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
 
 
 class QuantizedKeys:
-    """Keys `[kv_heads, tokens, head_dim]`: per channel, groups of G consecutive tokens."""
+    """Keys `[kv_heads, tokens, head_dim]`: per channel, groups of G consecutive tokens.
 
-    def __init__(self, keys: np.ndarray, begin: int, end: int, bits: int):
+    Of each group the `ceil(promote * head_dim)` channels with the largest range, ties to the lower
+    one, have 4 bits: the upper two in `codes` with the scale times 4, the lower two in `lo`.
+    """
+
+    def __init__(self, keys: np.ndarray, begin: int, end: int, bits: int, promote: float):
         heads, _, dim = keys.shape
         groups = (end - begin) // GROUP
         self.codes = np.zeros((heads, end - begin, dim), np.uint32)
         self.scale = np.zeros((heads, groups, dim), np.float16)
         self.zero = np.zeros((heads, groups, dim), np.float16)
         self.values = np.zeros((heads, end - begin, dim), np.float32)
+        count = math.ceil(promote * dim)
+        self.mask = np.zeros((heads, groups, -(-dim // 32)), np.uint32)
+        self.lo = np.zeros((heads, end - begin, count), np.uint32)
         for h in range(heads):
             for g in range(groups):
                 rows = slice(g * GROUP, (g + 1) * GROUP)
+                block = keys[h, begin + g * GROUP : begin + (g + 1) * GROUP].astype(np.float32)
+                spread = block.max(axis=0) - block.min(axis=0)
+                promoted = sorted(np.argsort(-spread, kind="stable")[:count])
                 for d in range(dim):
-                    group = keys[h, begin + g * GROUP : begin + (g + 1) * GROUP, d]
-                    codes, scale, zero = quantize_group(group, bits)
+                    if d in promoted:
+                        codes, scale, zero = quantize_group(block[:, d], 4)
+                        self.values[h, rows, d] = dequantize(codes, scale, zero)
+                        self.mask[h, g, d // 32] |= np.uint32(1 << (d % 32))
+                        self.lo[h, rows, promoted.index(d)] = codes % 4
+                        codes, scale = codes // 4, np.float16(4 * np.float32(scale))
+                    else:
+                        codes, scale, zero = quantize_group(block[:, d], bits)
+                        self.values[h, rows, d] = dequantize(codes, scale, zero)
                     self.codes[h, rows, d] = codes
                     self.scale[h, g, d] = scale
                     self.zero[h, g, d] = zero
-                    self.values[h, rows, d] = dequantize(codes, scale, zero)
         self.words = pack(self.codes, bits, axis=1)
+        self.lo_words = pack(self.lo, 2, axis=1)
 
 
 class QuantizedValues:
@@ -191,7 +212,8 @@ def simulate(case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[st
     """Outputs of the generated rows and the final packed cache of one configuration."""
     # A token is quantized once and never again, so the codes of the final state are the codes of
     # every earlier state, as far as it reaches.
-    quantized_keys = QuantizedKeys(k, case.sinks, key_end(TOKENS, case), case.key_bits)
+    end = key_end(TOKENS, case)
+    quantized_keys = QuantizedKeys(k, case.sinks, end, case.key_bits, case.promote)
     quantized_values = QuantizedValues(v, case.sinks, value_end(TOKENS, case), case.value_bits)
 
     out = np.zeros((TOKENS - PROMPT, QUERY_HEADS, HEAD_DIM))
@@ -204,7 +226,7 @@ def simulate(case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[st
         seen_values[:, case.sinks : end] = quantized_values.values[:, : end - case.sinks]
         out[t - PROMPT] = attend(q[t], seen_keys, seen_values)
 
-    return {
+    tensors = {
         "out": out.astype(np.float32),
         "k_codes": quantized_keys.words,
         "k_scale": quantized_keys.scale,
@@ -213,6 +235,10 @@ def simulate(case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[st
         "v_scale": quantized_values.scale,
         "v_zero": quantized_values.zero,
     }
+    if case.promote:
+        tensors["k_mask"] = quantized_keys.mask
+        tensors["k_lo"] = quantized_keys.lo_words
+    return tensors
 
 
 def main() -> None:
@@ -234,6 +260,7 @@ def main() -> None:
             "value_bits": case.value_bits,
             "sink_length": case.sinks,
             "value_residual": case.value_residual,
+            "promote": case.promote,
         }
     args.output.parent.mkdir(parents=True, exist_ok=True)
     # One metadata entry only: safetensors writes several in no fixed order.

@@ -55,6 +55,11 @@ impl CanonicalLayer {
                 expect_len(OPERATION, "key codes", keys.codes.len(), codes)?;
                 expect_len(OPERATION, "key scales", keys.scales.len(), params)?;
                 expect_len(OPERATION, "key zeros", keys.zeros.len(), params)?;
+                match (layer.format.keys.promoted, &keys.promoted) {
+                    (None, None) => {}
+                    (Some(promotion), Some(plane)) => plane.check(OPERATION, promotion, keys)?,
+                    _ => return refuse("promoted key channels"),
+                }
             }
             _ => return refuse("quantized keys"),
         }

@@ -176,6 +176,8 @@ impl CacheConfigBuilder {
     /// [`Error::InvalidConfig`] that names the option, its value and what is allowed.
     pub fn build(self) -> Result<CacheConfig> {
         let mut config = self.config;
+        config.key.check_keys()?;
+        config.value.check_values()?;
         let (g, r) = (config.group_size, config.residual_length);
         if ![16, 32, 64, 128].contains(&g) {
             return Err(Error::config("group-size", g, "16, 32, 64 or 128"));
@@ -232,6 +234,22 @@ mod tests {
         assert!(message(b().segment_tokens(Some(64))).contains("residual length 128"));
         assert!(message(b().sink_length(usize::MAX)).contains("sink-length"));
         assert!(message(b().rollback_length(usize::MAX)).contains("rollback-length"));
+    }
+
+    #[test]
+    fn only_2_bit_keys_have_promoted_channels() {
+        let (b, promoted) = (CacheConfig::builder, Format::KIVI2.promote(0.25).unwrap());
+        assert_eq!(b().key(promoted).build().unwrap().key(), promoted);
+        assert_eq!(
+            message(b().value(promoted)),
+            "invalid cache-type-v: kivi2+0.25 (only keys have promoted channels, values take the \
+             format without)"
+        );
+        // The fields are public.
+        let wide = Format { promoted: promoted.promoted, ..Format::KIVI4 };
+        assert!(message(b().key(wide)).contains("kivi4+0.25"));
+        let full = Format { promoted: promoted.promoted, ..Format::F16 };
+        assert!(message(b().key(full)).contains("key-promote: f16+0.25"));
     }
 
     #[test]

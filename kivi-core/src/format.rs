@@ -1,5 +1,9 @@
 //! How keys or values are stored.
 
+mod promotion;
+
+pub use promotion::Promotion;
+
 use crate::{Error, Result};
 use half::{bf16, f16};
 use std::{fmt, str::FromStr};
@@ -103,8 +107,8 @@ impl StoreDtype {
 
 /// Format of the keys or of the values of a layer.
 ///
-/// Promoted key channels (a second 2-bit plane over some channels) will be a further field; hence
-/// the constructor.
+/// Its name is that of [`Format::NAMED`], with the share of [promoted](Promotion) channels behind a
+/// plus sign if there are any: `kivi2+0.25`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Format {
@@ -112,6 +116,9 @@ pub struct Format {
     pub bits: Option<Bits>,
     /// Type of what is not quantized: the residual, or everything.
     pub store: StoreDtype,
+    /// Channels with 4 bits instead of 2; only for keys, and only with [`Bits::Two`], which is
+    /// checked when a configuration or a pool is built.
+    pub promoted: Option<Promotion>,
 }
 
 impl Format {
@@ -140,22 +147,73 @@ impl Format {
 
     /// A format; `bits: None` keeps everything in `store`.
     pub const fn new(bits: Option<Bits>, store: StoreDtype) -> Self {
-        Self { bits, store }
+        Self { bits, store, promoted: None }
     }
 
     /// The uncompressed format of the same type.
     pub const fn full(self) -> Self {
         Self::new(None, self.store)
     }
+
+    /// The same with the share `p` of every group's key channels at 4 bits.
+    ///
+    /// ```
+    /// let format = kivi_core::Format::KIVI2.promote(0.25)?;
+    /// assert_eq!(format.to_string(), "kivi2+0.25");
+    /// assert_eq!(format, "kivi2+0.25".parse()?);
+    /// # Ok::<(), kivi_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] when the codes do not have 2 bits, or as [`Promotion::share`].
+    pub fn promote(self, p: f64) -> Result<Self> {
+        self.with_promotion(Promotion::share(p)?)
+    }
+
+    /// The same with promoted key channels.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] when the codes do not have 2 bits.
+    pub fn with_promotion(self, promotion: Promotion) -> Result<Self> {
+        let format = Self { promoted: Some(promotion), ..self };
+        format.check_keys()?;
+        Ok(format)
+    }
+
+    /// Checks that this can be the format of keys.
+    pub(crate) fn check_keys(self) -> Result<()> {
+        match (self.bits, self.promoted) {
+            (Some(Bits::Two), _) | (_, None) => Ok(()),
+            _ => Err(Error::config("key-promote", self, "promoted channels take kivi2 keys")),
+        }
+    }
+
+    /// Checks that this can be the format of values.
+    pub(crate) fn check_values(self) -> Result<()> {
+        match self.promoted {
+            None => Ok(()),
+            Some(_) => Err(Error::config(
+                "cache-type-v",
+                self,
+                "only keys have promoted channels, values take the format without",
+            )),
+        }
+    }
 }
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.bits, self.store) {
-            (None, store) => f.write_str(store.name()),
-            (Some(bits), StoreDtype::F16) => write!(f, "kivi{}", bits.get()),
-            (Some(bits), store) => write!(f, "kivi{} over {}", bits.get(), store.name()),
+        match self.bits {
+            None => f.write_str(self.store.name())?,
+            Some(bits) => write!(f, "kivi{}", bits.get())?,
         }
+        if let Some(promotion) = self.promoted {
+            write!(f, "+{promotion}")?;
+        }
+        if self.bits.is_some() && self.store != StoreDtype::F16 {
+            write!(f, " over {}", self.store.name())?;
+        }
+        Ok(())
     }
 }
 
@@ -163,11 +221,19 @@ impl FromStr for Format {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let found = Self::NAMED.iter().find(|(known, _)| *known == name);
-        found.map(|(_, format)| *format).ok_or_else(|| {
+        let (base, promotion) = match name.split_once('+') {
+            Some((base, share)) => (base, Some(share)),
+            None => (name, None),
+        };
+        let Some((_, format)) = Self::NAMED.iter().find(|(known, _)| *known == base) else {
             let known: Vec<_> = Self::NAMED.iter().map(|(known, _)| *known).collect();
-            Error::config("cache type", name, format!("one of {}", known.join(", ")))
-        })
+            let allowed = format!("one of {}, for keys also kivi2+SHARE", known.join(", "));
+            return Err(Error::config("cache type", name, allowed));
+        };
+        match promotion {
+            None => Ok(*format),
+            Some(share) => format.with_promotion(share.parse()?),
+        }
     }
 }
 
@@ -197,5 +263,32 @@ mod tests {
         }
         let message = "q4_0".parse::<Format>().unwrap_err().to_string();
         assert!(message.contains("q4_0") && message.contains("kivi2"), "{message}");
+    }
+
+    #[test]
+    fn promoted_formats_have_names() {
+        for name in ["kivi2+0.25", "kivi2+0.125", "kivi2+0.1", "kivi2+1"] {
+            let format: Format = name.parse().unwrap();
+            assert_eq!(format.bits, Some(Bits::Two));
+            assert_eq!(format.to_string(), name);
+        }
+        assert_eq!("kivi2+0.25".parse::<Format>().unwrap().promoted, Some(Promotion::QUARTER));
+        assert_eq!("kivi2+.5".parse::<Format>().unwrap(), Format::KIVI2.promote(0.5).unwrap());
+        let bf16 = Format::new(Some(Bits::Two), StoreDtype::Bf16).promote(0.25).unwrap();
+        assert_eq!(bf16.to_string(), "kivi2+0.25 over bf16");
+        assert_eq!(bf16.full(), Format::BF16);
+        for name in ["kivi2+", "kivi2+0", "kivi2+1.5", "kivi2++0.25", "kivi2+-1", "kivi2+0.25+0.25"]
+        {
+            let message = name.parse::<Format>().unwrap_err().to_string();
+            assert!(message.contains("share above 0"), "{message}");
+        }
+        for name in ["kivi4+0.25", "f16+0.25"] {
+            let message = name.parse::<Format>().unwrap_err().to_string();
+            assert_eq!(
+                message,
+                format!("invalid key-promote: {name} (promoted channels take kivi2 keys)")
+            );
+        }
+        assert!("q4_0+0.25".parse::<Format>().unwrap_err().to_string().contains("q4_0+0.25"));
     }
 }

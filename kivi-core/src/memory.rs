@@ -12,7 +12,7 @@ pub struct MemoryUsage {
     pub codes: usize,
     /// Their scales and zeros.
     pub scales_and_zeros: usize,
-    /// Masks of promoted key channels; none yet.
+    /// Masks of promoted key channels; their codes count as codes.
     pub channel_masks: usize,
     /// Keys and values of uncompressed formats.
     pub full_pages: usize,
@@ -78,6 +78,8 @@ pub struct MeasuredBytes {
     pub codes: usize,
     /// Scales and zeros in use.
     pub scales_and_zeros: usize,
+    /// Masks of promoted key channels in use.
+    pub channel_masks: usize,
     /// Full-precision keys and values in use.
     pub full_precision: usize,
     /// Everything allocated for the cache, used or not.
@@ -87,7 +89,7 @@ pub struct MeasuredBytes {
 impl MeasuredBytes {
     /// Bytes that hold something.
     pub fn in_use(&self) -> usize {
-        self.codes + self.scales_and_zeros + self.full_precision
+        self.codes + self.scales_and_zeros + self.channel_masks + self.full_precision
     }
 }
 
@@ -96,6 +98,7 @@ impl From<MemoryUsage> for MeasuredBytes {
         Self {
             codes: usage.codes,
             scales_and_zeros: usage.scales_and_zeros,
+            channel_masks: usage.channel_masks,
             full_precision: usage.full_precision(),
             allocated: usage.allocated(),
         }
@@ -141,9 +144,11 @@ pub fn of_sequence(
 
         let codes = spec.code_bytes(layer, quantized);
         let params = spec.param_bytes(layer, quantized);
+        let masks = spec.mask_bytes(layer, quantized);
         let full_pages = spec.full_bytes(layer, full);
         let page_bytes = spec.code_bytes(layer, room)
             + spec.param_bytes(layer, room)
+            + spec.mask_bytes(layer, room)
             + spec.full_bytes(layer, only(uncompressed, room));
 
         let bytes = |tokens: KeyValue<usize>| spec.full_bytes(layer, only(packs, tokens));
@@ -158,13 +163,13 @@ pub fn of_sequence(
         let usage = MemoryUsage {
             codes,
             scales_and_zeros: params,
-            channel_masks: 0,
+            channel_masks: masks,
             full_pages,
             sinks: in_sinks,
             residual,
             rollback,
             open_segment: held.saturating_sub(residual + rollback),
-            page_slack: page_bytes - codes - params - full_pages,
+            page_slack: page_bytes - codes - params - masks - full_pages,
             residual_slack: bytes(layout.capacity).saturating_sub(held) + sink_room - in_sinks,
         };
         total += usage.times(spec.group_layers(group));

@@ -5,7 +5,11 @@
 //! last word of a value row is filled up with zero bits. A backend may keep any physical order it
 //! likes as long as it converts to and from this one without loss.
 
-use crate::{Bits, Error, Result, expect_len, quantizer::GroupParams};
+mod promoted;
+
+pub use promoted::PromotedKeys;
+
+use crate::{Bits, Error, Promotion, Result, expect_len, quantizer::GroupParams};
 use half::f16;
 
 /// Words that hold `elements` codes.
@@ -49,6 +53,10 @@ pub struct PackedKeys {
     pub scales: Vec<f16>,
     /// `[kv_heads, tokens / G, head_dim]`.
     pub zeros: Vec<f16>,
+    /// The second plane of promoted channels, if the format has any. Codes, scales and zeros, and
+    /// the accessors of these, are then those of the ordinary plane, `hi`;
+    /// [`PackedKeys::dequantize`] reads both.
+    pub promoted: Option<PromotedKeys>,
 }
 
 impl PackedKeys {
@@ -56,8 +64,13 @@ impl PackedKeys {
     ///
     /// # Errors
     /// [`Error::InvalidRequest`] when `tokens` is not a multiple of `group_size`.
-    pub fn zeroed(
+    pub fn zeroed(bits: Bits, group_size: usize, shape: [usize; 3]) -> Result<Self> {
+        Self::shaped(bits, None, group_size, shape)
+    }
+
+    fn shaped(
         bits: Bits,
+        promotion: Option<Promotion>,
         group_size: usize,
         [kv_heads, tokens, head_dim]: [usize; 3],
     ) -> Result<Self> {
@@ -65,10 +78,13 @@ impl PackedKeys {
             let reason = format!("{tokens} tokens are not whole groups of {group_size}");
             return Err(Error::request("pack keys", reason));
         }
-        let params = vec![f16::ZERO; kv_heads * tokens / group_size * head_dim];
+        let groups = tokens / group_size;
+        let params = vec![f16::ZERO; kv_heads * groups * head_dim];
         let codes = vec![0; kv_heads * words_for(bits, tokens) * head_dim];
         let (scales, zeros) = (params.clone(), params);
-        Ok(Self { bits, group_size, kv_heads, tokens, head_dim, codes, scales, zeros })
+        let promoted = promotion
+            .map(|promotion| PromotedKeys::zeroed(promotion, groups, [kv_heads, tokens, head_dim]));
+        Ok(Self { bits, group_size, kv_heads, tokens, head_dim, codes, scales, zeros, promoted })
     }
 
     /// Quantizes `keys`, `[kv_heads, tokens, head_dim]`, already rounded to the store type.
@@ -81,38 +97,43 @@ impl PackedKeys {
         shape: [usize; 3],
         keys: &[f32],
     ) -> Result<Self> {
+        Self::quantized(bits, None, group_size, shape, keys)
+    }
+
+    fn quantized(
+        bits: Bits,
+        promotion: Option<Promotion>,
+        group_size: usize,
+        shape: [usize; 3],
+        keys: &[f32],
+    ) -> Result<Self> {
         let [kv_heads, tokens, head_dim] = shape;
         expect_len("pack keys", "keys", keys.len(), kv_heads * tokens * head_dim)?;
-        let mut packed = Self::zeroed(bits, group_size, shape)?;
+        let mut packed = Self::shaped(bits, promotion, group_size, shape)?;
         for head in 0..kv_heads {
             for group in 0..tokens / group_size {
-                for channel in 0..head_dim {
-                    let at = |t: usize| keys[(head * tokens + t) * head_dim + channel];
-                    let members = group * group_size..(group + 1) * group_size;
-                    let params = GroupParams::of(bits, members.clone().map(at));
-                    packed.set_params(head, group, channel, params);
-                    for t in members {
-                        packed.set_code(head, t, channel, params.code(bits, at(t)));
-                    }
-                }
+                let first = head * tokens + group * group_size;
+                packed.quantize_group(head, group, |i, channel| {
+                    keys[(first + i) * head_dim + channel]
+                });
             }
         }
         Ok(packed)
     }
 
-    /// The code of one element.
+    /// The code of one element; `hi` of one in a promoted channel.
     pub fn code(&self, head: usize, token: usize, channel: usize) -> u32 {
         let word = self.codes[self.word_index(head, token, channel)];
         code_at(self.bits, &[word], token % self.bits.codes_per_word())
     }
 
-    /// Sets the code of one element.
+    /// Sets the code of one element; `hi` of one in a promoted channel.
     pub fn set_code(&mut self, head: usize, token: usize, channel: usize, code: u32) {
         let index = self.word_index(head, token, channel);
         put_code(self.bits, &mut self.codes[index], token, code);
     }
 
-    /// Scale and zero of the group `token / G` of one channel.
+    /// Scale and zero of the group `token / G` of one channel, as stored.
     pub fn params(&self, head: usize, group: usize, channel: usize) -> GroupParams {
         let index = self.param_index(head, group, channel);
         GroupParams { scale: self.scales[index], zero: self.zeros[index] }
@@ -127,7 +148,10 @@ impl PackedKeys {
     /// The reconstructed element, in f32.
     pub fn dequantize(&self, head: usize, token: usize, channel: usize) -> f32 {
         let params = self.params(head, token / self.group_size, channel);
-        params.dequantize(self.code(head, token, channel))
+        match self.promoted_code(head, token, channel) {
+            Some(code) => params.dequantize_promoted(code),
+            None => params.dequantize(self.code(head, token, channel)),
+        }
     }
 
     fn word_index(&self, head: usize, token: usize, channel: usize) -> usize {

@@ -1,6 +1,6 @@
 //! The shape of a cache pool: its layers, and how much it may hold.
 
-use crate::{CacheConfig, Error, Format, KeyValue, Result, words_for};
+use crate::{Bits, CacheConfig, Error, Format, KeyValue, Promotion, Result, words_for};
 
 /// One layer's part of the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,11 @@ impl LayerSpec {
     /// Whether keys and values are quantized, each for itself.
     pub fn packs(&self) -> KeyValue<bool> {
         self.format.map(|format| format.bits.is_some())
+    }
+
+    /// `⌈p·D⌉`, how many key channels of a group are promoted, if the format has such.
+    pub fn promoted_channels(&self) -> Option<usize> {
+        self.format.keys.promoted.map(|promotion| promotion.count(self.head_dim))
     }
 
     /// Whether position `token` is visible to a query at `query`.
@@ -56,7 +61,8 @@ impl PoolSpec {
     /// be read.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] when there is no layer, a dimension is 0, or a size overflows.
+    /// [`Error::InvalidConfig`] when there is no layer, a dimension is 0, a size overflows, or
+    /// channels are promoted that cannot be.
     pub fn new(
         config: CacheConfig,
         mut layers: Vec<LayerSpec>,
@@ -75,6 +81,8 @@ impl PoolSpec {
                 let allowed = "kv heads and head_dim between 1 and 65536";
                 return Err(Error::config("layer", format!("{dims:?}"), allowed));
             }
+            layer.format.keys.check_keys()?;
+            layer.format.values.check_values()?;
             if layer.window == Some(0) {
                 return Err(Error::config("window", 0, "at least 1"));
             }
@@ -171,10 +179,13 @@ impl PoolSpec {
         KeyValue::new(tokens.keys.next_multiple_of(self.config.group_size()), tokens.values)
     }
 
-    /// Bytes of the codes of `tokens` quantized keys and values of a layer; 0 for a full format.
+    /// Bytes of the codes of `tokens` quantized keys and values of a layer, with those of the second
+    /// plane of promoted channels; 0 for a full format.
     pub fn code_bytes(&self, layer: &LayerSpec, tokens: KeyValue<usize>) -> usize {
+        let plane = |bits, channels| words_for(bits, tokens.keys) * channels;
+        let promoted = layer.promoted_channels().map_or(0, |count| plane(Bits::Two, count));
         let words = KeyValue::new(
-            layer.format.keys.bits.map_or(0, |bits| words_for(bits, tokens.keys) * layer.head_dim),
+            layer.format.keys.bits.map_or(0, |bits| plane(bits, layer.head_dim)) + promoted,
             layer
                 .format
                 .values
@@ -192,6 +203,14 @@ impl PoolSpec {
             layer.format.values.bits.map_or(0, |_| tokens.values * layer.head_dim.div_ceil(g)),
         );
         4 * layer.kv_heads * (groups.keys + groups.values)
+    }
+
+    /// Bytes of the masks of the promoted channels of `tokens` quantized keys, whole words for every
+    /// group.
+    pub fn mask_bytes(&self, layer: &LayerSpec, tokens: KeyValue<usize>) -> usize {
+        let groups = tokens.keys.div_ceil(self.config.group_size());
+        let words = layer.promoted_channels().map_or(0, |_| Promotion::mask_words(layer.head_dim));
+        4 * layer.kv_heads * groups * words
     }
 
     /// Bytes of `tokens` keys and values of a layer in full precision.

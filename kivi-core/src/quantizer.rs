@@ -19,6 +19,19 @@
 //!
 //! With `store_dtype` f16 the zero is exactly the minimum; other types round it to f16 (saturating),
 //! and the thresholds use the stored, rounded one.
+//!
+//! # Promoted channels
+//!
+//! With a [`Promotion`](crate::Promotion) of share `p`, the `⌈p·D⌉` of a kv head's `D` key channels
+//! with the largest [`range`] in a group of tokens have 4 bits instead of 2. Their code is kept as
+//! two 2-bit planes, `4·hi + lo`, and their scale as `4s`, so that the ordinary plane, scale and
+//! zero are those of a 2-bit channel with codes `hi`, and the second plane adds `lo · s`
+//! ([`GroupParams::of_promoted`]). Promoting channels group by group, and two planes of equal
+//! width, are ideas of Kitty (arXiv 2511.18643).
+
+mod promoted;
+
+pub use promoted::{promote, range};
 
 use crate::Bits;
 use half::f16;
@@ -41,15 +54,9 @@ pub struct GroupParams {
 impl GroupParams {
     /// Scale and zero of a group. An empty group counts as constant 0.
     pub fn of(bits: Bits, group: impl IntoIterator<Item = f32>) -> Self {
-        let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
-        for x in group {
-            // Comparisons drop NaN, so it is looked for explicitly.
-            if !x.is_finite() {
-                return Self { scale: f16::ZERO, zero: NAN_ZERO };
-            }
-            min = min.min(x);
-            max = max.max(x);
-        }
+        let Some((min, max)) = min_max(group) else {
+            return Self { scale: f16::ZERO, zero: NAN_ZERO };
+        };
         if min > max {
             return Self { scale: f16::ZERO, zero: f16::ZERO };
         }
@@ -90,6 +97,20 @@ impl GroupParams {
     pub fn dequantize(self, code: u32) -> f32 {
         code as f32 * self.scale.to_f32() + self.zero.to_f32()
     }
+}
+
+/// Minimum and maximum, `∞` and `−∞` of nothing; `None` with a NaN or an infinity.
+fn min_max(group: impl IntoIterator<Item = f32>) -> Option<(f32, f32)> {
+    let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
+    for x in group {
+        // Comparisons drop NaN, so it is looked for explicitly.
+        if !x.is_finite() {
+            return None;
+        }
+        min = min.min(x);
+        max = max.max(x);
+    }
+    Some((min, max))
 }
 
 /// Nearest f16, ties to even; what lies beyond the range becomes the largest finite value.

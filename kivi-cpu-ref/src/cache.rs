@@ -102,7 +102,7 @@ impl Cache {
             known.used = true;
             return Ok(());
         }
-        let keys = format.keys.bits.map(|bits| PackedKeys::zeroed(bits, g, shape)).transpose()?;
+        let keys = PackedKeys::zeroed_for(format.keys, g, shape)?;
         let values =
             format.values.bits.map(|bits| PackedValues::zeroed(bits, g, shape)).transpose()?;
         let (full, filled) = (KeyValue::default(), KeyValue::default());

@@ -179,21 +179,14 @@ impl CacheBackend for CpuRef {
             Ok::<_, Error>((cache.page(layer, page)?, token))
         };
 
-        let mut packed_keys = None;
-        if let Some(bits) = spec.format.keys.bits {
-            let mut all = PackedKeys::zeroed(bits, g, shape(quantized.keys))?;
-            for token in 0..quantized.keys {
-                let (page, index) = page_of(sinks + token)?;
-                let Some(keys) = &page.keys else { continue };
-                for head in 0..spec.kv_heads {
-                    for channel in 0..spec.head_dim {
-                        let params = keys.params(head, index / g, channel);
-                        all.set_params(head, token / g, channel, params);
-                        all.set_code(head, token, channel, keys.code(head, index, channel));
-                    }
+        let mut packed_keys = PackedKeys::zeroed_for(spec.format.keys, g, shape(quantized.keys))?;
+        if let Some(all) = &mut packed_keys {
+            for group in 0..quantized.keys / g {
+                let (page, index) = page_of(sinks + group * g)?;
+                if let Some(keys) = &page.keys {
+                    all.copy_group(group, keys, index / g);
                 }
             }
-            packed_keys = Some(all);
         }
         let mut packed_values = None;
         if let Some(bits) = spec.format.values.bits {
@@ -266,17 +259,12 @@ impl CacheBackend for CpuRef {
         };
 
         if let Some(keys) = &contents.packed_keys {
-            for token in 0..keys.tokens {
-                let (page, index) = locate(cache, sinks + token)?;
+            for group in 0..keys.tokens / g {
+                let (page, index) = locate(cache, sinks + group * g)?;
                 let page = cache.page_mut(layer, page)?;
-                page.filled.keys = index + 1;
-                let Some(own) = &mut page.keys else { continue };
-                for head in 0..spec.kv_heads {
-                    for channel in 0..spec.head_dim {
-                        let params = keys.params(head, token / g, channel);
-                        own.set_params(head, index / g, channel, params);
-                        own.set_code(head, index, channel, keys.code(head, token, channel));
-                    }
+                page.filled.keys = index + g;
+                if let Some(own) = &mut page.keys {
+                    own.copy_group(index / g, keys, group);
                 }
             }
         }
@@ -336,11 +324,13 @@ impl CacheBackend for CpuRef {
             for page in layer.pages.iter().flatten() {
                 let codes = cache.spec.code_bytes(spec, page_tokens);
                 let params = cache.spec.param_bytes(spec, page_tokens);
+                let masks = cache.spec.mask_bytes(spec, page_tokens);
                 let paged = |packs: bool| if packs { 0 } else { page_tokens.keys };
-                total.allocated += codes + params + full(packs.map(paged));
+                total.allocated += codes + params + masks + full(packs.map(paged));
                 if page.used {
                     total.codes += cache.spec.code_bytes(spec, page.filled);
                     total.scales_and_zeros += cache.spec.param_bytes(spec, page.filled);
+                    total.channel_masks += cache.spec.mask_bytes(spec, page.filled);
                     total.full_precision +=
                         full(KeyValue::new(page.full.keys.len(), page.full.values.len()));
                 }
@@ -366,13 +356,10 @@ fn round(token: &[f32], store: StoreDtype, saturated: &mut u64) -> Vec<f32> {
     token.iter().map(|&x| store.round(x)).collect()
 }
 
-/// Per channel, groups of `G` consecutive tokens.
+/// Per channel, groups of `G` consecutive tokens; which channels are promoted is decided per group.
 fn quantize_keys(cache: &mut Cache, layer: usize, sequence: &SequencePlan) -> Result<()> {
     let spec = cache.layers[layer].spec.clone();
     let g = cache.spec.config().group_size();
-    let Some(bits) = spec.format.keys.bits else {
-        return Ok(());
-    };
     for start in sequence.quantize.keys.clone().step_by(g) {
         let slot = cache.slot_mut(layer, sequence.before.slot);
         let group: Result<Vec<Vec<f32>>> =
@@ -387,15 +374,9 @@ fn quantize_keys(cache: &mut Cache, layer: usize, sequence: &SequencePlan) -> Re
             continue;
         };
         for head in 0..spec.kv_heads {
-            for channel in 0..spec.head_dim {
-                let at = |offset: usize| group[offset][head * spec.head_dim + channel];
-                let params = GroupParams::of(bits, (0..g).map(at));
-                packed.set_params(head, first / g, channel, params);
-                for offset in 0..g {
-                    let code = params.code(bits, at(offset));
-                    packed.set_code(head, first + offset, channel, code);
-                }
-            }
+            packed.quantize_group(head, first / g, |offset, channel| {
+                group[offset][head * spec.head_dim + channel]
+            });
         }
     }
     Ok(())

@@ -5,9 +5,12 @@
 //! the backend under test runs them as a [`Cut`] says: as a ragged batch, in chunks, several
 //! generated tokens at once. Then
 //!
-//! - codes, scales, zeros and full-precision tokens are equal bit by bit,
+//! - codes, scales, zeros, masks of promoted channels and full-precision tokens are equal bit by
+//!   bit,
 //! - every row's output agrees within [`tolerance`], derived from the arithmetic,
 //! - the bytes the backend measures are those the memory model predicts.
+//!
+//! A case whose cache the backend does not support is skipped, printed and counted.
 //!
 //! So one comparison covers the kernels, and that results do not depend on how work was cut up.
 

@@ -53,7 +53,7 @@ pub struct Case {
     pub cut: Cut,
     /// What keys, values and queries look like.
     pub data: DataKind,
-    /// Seed of the data.
+    /// Seed of the data; in the suite also the number of the case.
     pub seed: u64,
 }
 
@@ -106,6 +106,22 @@ fn config(key: Format, value: Format, group: usize, residual: usize) -> CacheCon
     builder.group_size(group).residual_length(residual).build().unwrap_or_else(|error| {
         panic!("a case of the suite is not valid: {error}");
     })
+}
+
+/// 2-bit values, and 2-bit keys with the given share of promoted channels.
+fn promoted(
+    share: f64,
+    store: StoreDtype,
+    group: usize,
+    residual: usize,
+    sinks: usize,
+) -> CacheConfig {
+    let format = Format::new(Some(Bits::Two), store);
+    let config = format.promote(share).and_then(|key| {
+        let builder = CacheConfig::builder().key(key).value(format).sink_length(sinks);
+        builder.group_size(group).residual_length(residual).build()
+    });
+    config.unwrap_or_else(|error| panic!("a case of the suite is not valid: {error}"))
 }
 
 fn formats(store: StoreDtype) -> Vec<Format> {
@@ -195,6 +211,45 @@ pub fn basic_cases() -> Vec<Case> {
             case.window = Some(window);
             case.sequences = vec![Sequence { prompt: 150, generated: 150 }];
             case.softcap = (window == 100).then_some(2.0);
+            push(case);
+        }
+    }
+    // Promoted key channels: shares, dimensions whose masks end inside a word, group sizes, sinks.
+    for (i, share) in [0.25, 0.125].into_iter().enumerate() {
+        for (j, head_dim) in [64, 128, 72, 20].into_iter().enumerate() {
+            for (k, group) in [16, 32, 64, 128].into_iter().enumerate() {
+                let sinks = [0, 4, 32][(i + j + k) % 3];
+                let residual = group.max(r);
+                let config = promoted(share, StoreDtype::F16, group, residual, sinks);
+                let mut case = Case::new(config);
+                case.data = [DataKind::Normal, DataKind::OutlierChannels][(i + k) % 2];
+                (case.kv_heads, case.head_group) = (2, [1, 3, 4][(j + k) % 3]);
+                (case.head_dim, case.extras) = (head_dim, k == 2);
+                case.sequences = vec![
+                    Sequence { prompt: residual + sinks + 5, generated: 7 },
+                    Sequence { prompt: residual - 1, generated: 3 },
+                ];
+                case.cut = Cut { prompt: residual - 2, generated: 3, batched: true };
+                push(case);
+            }
+        }
+        // Every kind of data: equal ranges, scales that are stored as 0, ties.
+        for data in DataKind::ALL {
+            for store in [StoreDtype::F16, StoreDtype::Bf16, StoreDtype::F32] {
+                let mut case = Case::new(promoted(share, store, g, r, 4));
+                (case.data, case.head_group) = (data, 2);
+                case.sequences = vec![Sequence { prompt: 3 * r + g, generated: 5 }];
+                push(case);
+            }
+        }
+    }
+    // Block boundaries while generating, a window, and every channel promoted.
+    for share in [0.25, 1.0] {
+        for window in [None, Some(100)] {
+            let mut case = Case::new(promoted(share, StoreDtype::F16, g, r, 4));
+            case.window = window;
+            case.sequences = vec![Sequence { prompt: 63, generated: 2 * r + 9 }];
+            case.cut.generated = 7;
             push(case);
         }
     }
