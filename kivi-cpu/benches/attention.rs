@@ -1,6 +1,7 @@
 //! Decode attention of one query token, one layer at a time out of several, so that the cache comes
 //! from memory as it does in a model. `cargo bench -p kivi-cpu --bench attention [-- FILTER]`, under
-//! `KIVI_CPU_ISA` and `KIVI_BENCH_THREADS` (default 2) if set.
+//! `KIVI_CPU_ISA` and `KIVI_BENCH_THREADS` (default 2) if set. With `KIVI_BENCH_LAYERS`, that many
+//! layers instead; with criterion's `--test`, one call, for counting instructions.
 //!
 //! Answers are checked by the tests and by `kivi bench attention`; this is for tuning.
 
@@ -75,7 +76,9 @@ impl Case {
         let config = CacheConfig::builder().key(format).value(format).build().expect("a config");
         let width = kv_heads * head_dim;
         let bits = format.bits.map_or(16, |bits| bits.get() + 1);
-        let layers = WORKING_SET.div_ceil(tokens * width * bits / 4).max(2);
+        let layers = std::env::var("KIVI_BENCH_LAYERS").ok().and_then(|n| n.parse().ok());
+        let layers =
+            layers.unwrap_or_else(|| WORKING_SET.div_ceil(tokens * width * bits / 4).max(2));
         let spec = vec![LayerSpec::new(&config, kv_heads, head_dim); layers];
         let spec = PoolSpec::for_context(config, spec, 1, tokens + 1).expect("a pool");
         let mut cache = cpu.create_cache(&spec).expect("a cache");

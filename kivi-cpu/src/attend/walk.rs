@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Matrix,
-    cache::{Geometry, LayerCache, Page, Slot, Tensor, ValueOrder},
+    cache::{Geometry, KeyOrder, LayerCache, Page, Slot, Tensor, ValueOrder},
     isa::{Kernel, LANES, Simd, slices},
 };
 use kivi_core::{Attention, Bits, KeyValue, PageId, SequencePlan, StepPlan};
@@ -196,6 +196,7 @@ impl<'a> Tile<'a> {
                 scratch.params.clear(padding);
                 let order = g.key_order(bits);
                 let codes = &codes[row * order.words()..][..order.words()];
+                self.prefetch_keys(simd, order, group.start + TILE);
                 let first = group.start / LANES;
                 match bits {
                     Bits::Two => simd.call(KeyCodes::<4> { scratch, order, codes, first }),
@@ -288,7 +289,9 @@ impl<'a> Tile<'a> {
         let mut rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
         self.value_rows(order, words.clone(), &mut padded, &mut rows);
         let rows = &rows[words.clone()];
-        for index in 0..g.head_dim.div_ceil(g.group) {
+        let groups = g.head_dim.div_ceil(g.group);
+        for index in 0..groups {
+            self.prefetch_values(simd, order, index, groups);
             let skip_zeros = self.value_params(simd, index, tokens.end, &mut scratch.params)
                 || self.walk.layer.spec.window.is_some();
             for operand in 0..scratch.active.len() {
@@ -379,6 +382,40 @@ impl<'a> Tile<'a> {
         poisoned
     }
 
+    /// Asks for a group of keys of the next tile: this one's work hides the way from memory, which
+    /// the hardware cannot foresee, for pages lie anywhere.
+    #[inline(always)]
+    fn prefetch_keys<S: Simd>(&self, simd: S, order: KeyOrder, token: usize) {
+        let g = self.geometry();
+        if let Some((page, token)) = self.page(token)
+            && let Tensor::Packed { codes, scales, zeros } = &page.keys
+        {
+            let row = (self.kv_head * g.page_tokens + token) / g.group;
+            prefetch(simd, &codes[row * order.words()..][..order.words()]);
+            prefetch(simd, &scales[row * g.head_dim..][..g.head_dim]);
+            prefetch(simd, &zeros[row * g.head_dim..][..g.head_dim]);
+        }
+    }
+
+    /// Asks for the `index`-th part of the values of the next tile.
+    #[inline(always)]
+    fn prefetch_values<S: Simd>(&self, simd: S, order: ValueOrder, index: usize, groups: usize) {
+        let g = self.geometry();
+        for first in (0..TILE).step_by(g.group) {
+            if let Some((page, token)) = self.page(TILE + first)
+                && let Tensor::Packed { codes, scales, zeros } = &page.values
+            {
+                let row = (self.kv_head * groups + index) * g.page_tokens + token;
+                prefetch(simd, &scales[row..row + g.group]);
+                prefetch(simd, &zeros[row..row + g.group]);
+                let words = order.words(g.group);
+                let first = order.words(self.kv_head * g.page_tokens + token);
+                let part = words * index / groups..words * (index + 1) / groups;
+                prefetch(simd, &codes[first + part.start..first + part.end]);
+            }
+        }
+    }
+
     /// Adds the weighted values that are seen in full precision.
     #[inline(always)]
     fn sum_full<S: Simd>(&self, simd: S, scratch: &mut Scratch, partial: &mut Partial) {
@@ -406,5 +443,14 @@ impl<'a> Tile<'a> {
                 weighted_sum(simd, weights, rows, width, 0..width, partial.sums_mut(query));
             }
         }
+    }
+}
+
+/// Asks for the cache lines of `x`.
+#[inline(always)]
+fn prefetch<S: Simd, T>(simd: S, x: &[T]) {
+    const LINE: usize = 64;
+    for element in x.iter().step_by(LINE / size_of::<T>()) {
+        simd.prefetch(std::ptr::from_ref(element).cast());
     }
 }
