@@ -301,7 +301,7 @@ impl Measured {
         let Percentiles { p10, median, p90 } = self.attention;
         let ratio = ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}x"));
         format!(
-            "{}  {:>9.3} {:>9.3} {:>9.3}  {:>10} {:>6.1} {:>6.1} {:>5.0}% {ratio:>7}  {:.1e}\n",
+            "{}  {:>9.3} {:>9.3} {:>9.3}  {:>10} {:>6.2} {:>6.2} {:>5.1}% {ratio:>7}  {:.1e}\n",
             label(shape),
             1e3 * median,
             1e3 * p10,
