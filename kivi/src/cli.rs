@@ -1,6 +1,7 @@
 //! Commands, and what they have in common: results go to standard output, everything else to
 //! standard error; errors are one line and end with exit code 1 (2 for wrong options).
 
+mod bench;
 mod cache;
 mod chat;
 mod device;
@@ -33,6 +34,8 @@ enum Command {
     Run(Box<run::Run>),
     /// Measure quality.
     Eval(Box<eval::Eval>),
+    /// Measure speed.
+    Bench(Box<bench::Bench>),
     /// Show what a model is and how large its cache gets.
     Inspect(inspect::Inspect),
 }
@@ -63,6 +66,7 @@ fn execute(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(run) => run.execute(),
         Command::Eval(eval) => eval.execute(),
+        Command::Bench(bench) => bench.execute(),
         Command::Inspect(inspect) => inspect.execute(),
     }
 }

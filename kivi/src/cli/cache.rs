@@ -37,6 +37,13 @@ enum ValueResidualName {
     Block,
 }
 
+/// Formats of keys and values by default: 2 bits, but 4 bits for keys that several query heads
+/// share, which suffer more (the authors recommend the same).
+pub(super) fn default_formats(model: &ModelConfig) -> (Format, Format) {
+    let key = if model.shares_kv_heads() { Format::KIVI4 } else { Format::KIVI2 };
+    (key, Format::KIVI2)
+}
+
 impl CacheOptions {
     /// The configuration for a model.
     pub(super) fn config(&self, model: &ModelConfig) -> Result<CacheConfig> {
@@ -69,11 +76,10 @@ impl CacheOptions {
         Ok(builder.build()?)
     }
 
-    /// The formats asked for; by default 2 bits, but 4 bits for keys that several query heads
-    /// share, which suffer more (the authors recommend the same).
+    /// The formats asked for, or the default.
     fn formats(&self, model: &ModelConfig) -> (Format, Format) {
-        let key = if model.shares_kv_heads() { Format::KIVI4 } else { Format::KIVI2 };
-        (self.cache_type_k.unwrap_or(key), self.cache_type_v.unwrap_or(Format::KIVI2))
+        let (key, value) = default_formats(model);
+        (self.cache_type_k.unwrap_or(key), self.cache_type_v.unwrap_or(value))
     }
 
     /// The configuration in words, for the start-up line.

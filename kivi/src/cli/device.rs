@@ -46,6 +46,17 @@ pub(super) trait Task {
 }
 
 impl DeviceOptions {
+    /// The instruction set of the chosen backend.
+    pub(super) fn isa(&self) -> Result<&'static str> {
+        match self.device {
+            #[cfg(feature = "cpu")]
+            DeviceName::Auto | DeviceName::Cpu => Ok(kivi::cpu::Isa::detect()?.name()),
+            #[cfg(not(feature = "cpu"))]
+            DeviceName::Auto | DeviceName::Cpu => missing("cpu").map(|()| ""),
+            DeviceName::CpuRef => Ok("scalar"),
+        }
+    }
+
     /// Opens the chosen backend and runs `task` on it.
     pub(super) fn run(&self, task: impl Task) -> Result<()> {
         match self.device {

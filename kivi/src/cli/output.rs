@@ -11,16 +11,21 @@ pub(super) fn print(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Writes the one JSON object of a command: `fields`, with `version` and `machine` first.
+/// Writes the one JSON object of a command.
 pub(super) fn print_json(fields: Value) -> Result<()> {
+    print(&json_text(fields)?)?;
+    Ok(())
+}
+
+/// The one JSON object of a command: `fields`, with `version` and `machine` first.
+pub(super) fn json_text(fields: Value) -> Result<String> {
     let mut object = Map::new();
     object.insert("version".into(), env!("CARGO_PKG_VERSION").into());
     object.insert("machine".into(), super::machine::describe());
     if let Value::Object(fields) = fields {
         object.extend(fields);
     }
-    print(&format!("{}\n", serde_json::to_string_pretty(&object)?))?;
-    Ok(())
+    Ok(format!("{}\n", serde_json::to_string_pretty(&object)?))
 }
 
 /// Whether an error says that the reader of standard output has gone.

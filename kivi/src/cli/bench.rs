@@ -1,0 +1,37 @@
+//! `kivi bench`: speeds, each with the bytes that were read and a check of the answer.
+
+mod attention;
+mod generate;
+mod layers;
+mod options;
+mod oracle;
+mod reading;
+mod report;
+mod shape;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+/// Measure speed.
+#[derive(Args, Debug)]
+pub(super) struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Attention over a filled cache, beside the speed of reading as many bytes.
+    Attention(Box<attention::BenchAttention>),
+    /// Prompt processing and generation of a model.
+    Generate(Box<generate::BenchGenerate>),
+}
+
+impl Bench {
+    pub(super) fn execute(self) -> Result<()> {
+        match self.what {
+            What::Attention(attention) => attention.execute(),
+            What::Generate(generate) => generate.execute(),
+        }
+    }
+}
