@@ -47,7 +47,7 @@ pub(super) fn render(results: &Results) -> String {
         line("llama-bench", plan.llama_generate(&model, measured.case, "q4_0"));
         line("kivi", plan.kivi_generate(&model, measured.case));
     }
-    let _ = write!(page, "Of the last row of each table:\n\n```text\n{commands}```\n\n");
+    let _ = write!(page, "Of the last row of each table:\n\n```text\n{commands}```\n");
     page
 }
 
