@@ -16,7 +16,7 @@ pub(crate) fn run(write: bool) -> Check {
         .map_err(|error| Problem::failed(format!("cannot read {PAGE}: {error}")))?;
     let mut commands = Vec::new();
     let generated = help(&mut Vec::new(), &mut commands)?;
-    let expected = replaced(&page, &generated)
+    let expected = replaced(&page, BEGIN, &generated)
         .ok_or_else(|| Problem::failed(format!("{PAGE} has lost its markers")))?;
     if page != expected {
         if !write {
@@ -28,11 +28,11 @@ pub(crate) fn run(write: bool) -> Check {
     Ok(format!("{} commands", commands.len()))
 }
 
-/// The page with the text between the markers replaced.
-fn replaced(page: &str, generated: &str) -> Option<String> {
-    let (before, rest) = page.split_once(BEGIN)?;
+/// The page with the text between a marker and the next end replaced.
+pub(crate) fn replaced(page: &str, begin: &str, generated: &str) -> Option<String> {
+    let (before, rest) = page.split_once(begin)?;
     let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}{generated}{END}{after}"))
+    Some(format!("{before}{begin}{generated}{END}{after}"))
 }
 
 /// The help of one command and of its subcommands, as Markdown.
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn replaces_between_markers() {
         let page = format!("a\n{BEGIN}old\n{END}b\n");
-        assert_eq!(replaced(&page, "new\n"), Some(format!("a\n{BEGIN}new\n{END}b\n")));
-        assert_eq!(replaced("no markers", "new"), None);
+        assert_eq!(replaced(&page, BEGIN, "new\n"), Some(format!("a\n{BEGIN}new\n{END}b\n")));
+        assert_eq!(replaced("no markers", BEGIN, "new"), None);
     }
 }

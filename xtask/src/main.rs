@@ -3,6 +3,7 @@
 mod cargo;
 mod cli_page;
 mod docs;
+mod peers;
 mod report;
 mod shell;
 mod smoke;
@@ -37,6 +38,8 @@ enum Command {
     },
     /// Fetch the default model into the cache folder
     FetchModel,
+    /// Measure kivi beside llama.cpp, which is fetched and compiled for it
+    BenchPeers(peers::BenchPeers),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
             report.step("build", cargo::build_kivi);
             report.step("default model", smoke::fetch);
         }
+        Command::BenchPeers(bench) => bench.run(&mut report),
     }
     report.finish()
 }

@@ -58,6 +58,7 @@ impl Inspect {
         if self.json {
             return output::print_json(json!({
                 "name": config.name,
+                "path": checkpoint.path(),
                 "architecture": config.architecture.name(),
                 "vocabulary": config.vocab_size,
                 "hidden_size": config.hidden_size,
