@@ -141,26 +141,49 @@ impl Simd for Portable {
         lanes(|i| x[i].to_bits())
     }
 
+    // Weights.
+
+    /// Sums of two products, a form that compilers know an instruction for.
+    type Dot = [i32; 2 * LANES];
+
     #[inline(always)]
-    fn dot_codes<const STEPS: usize>(
+    fn dot_zero(self) -> Self::Dot {
+        [0; 2 * LANES]
+    }
+
+    #[inline(always)]
+    fn dot_step<const BITS: u32>(
         self,
-        bits: u32,
-        w: &[Bytes32; STEPS],
-        x: &[[i8; 4]; STEPS],
-    ) -> Self::I32 {
-        // Sums of two products, a form that compilers know an instruction for.
-        let mut pairs = [0i32; 2 * LANES];
-        for (Bytes32(w), x) in w.iter().zip(x) {
-            let product = |i: usize| {
-                let w = if bits == 8 { w[i].cast_signed().into() } else { i16::from(w[i]) };
-                i32::from(w) * i32::from(x[i % 4])
-            };
-            for (i, pair) in pairs.iter_mut().enumerate() {
-                *pair += product(2 * i) + product(2 * i + 1);
-            }
+        mut sum: Self::Dot,
+        _: usize,
+        w: Self::I32,
+        x: [i8; 4],
+    ) -> Self::Dot {
+        let w: &[u8] = bytemuck::bytes_of(&w);
+        let product = |i: usize| {
+            let w = if BITS == 8 { w[i].cast_signed().into() } else { i16::from(w[i]) };
+            i32::from(w) * i32::from(x[i % 4])
+        };
+        for (i, pair) in sum.iter_mut().enumerate() {
+            *pair += product(2 * i) + product(2 * i + 1);
         }
-        let total = pairs.as_chunks::<2>().0;
-        lanes(|i| (total[i][0] + total[i][1]).cast_unsigned())
+        sum
+    }
+
+    #[inline(always)]
+    fn dot_sum(self, sum: Self::Dot) -> Self::I32 {
+        lanes(|i| (sum[2 * i] + sum[2 * i + 1]).cast_unsigned())
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, x: &Bytes32) -> Self::I32 {
+        let x = x.0.as_chunks().0;
+        lanes(|i| u32::from_ne_bytes(x[i]))
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F32 {
+        lanes(|i| x[i].into())
     }
 
     #[inline(always)]
@@ -170,17 +193,5 @@ impl Simd for Portable {
                 *out = row.as_chunks::<4>().0[s];
             }
         }
-    }
-
-    #[inline(always)]
-    fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]) {
-        let mut codes = [Bytes32::default(); 8];
-        for (Bytes32(codes), row) in codes.iter_mut().zip(rows) {
-            for i in 0..16 {
-                codes[i] = row[i] & 15;
-                codes[i + 16] = row[i] >> 4;
-            }
-        }
-        self.interleave(&codes, out);
     }
 }

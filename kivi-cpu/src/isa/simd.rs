@@ -3,12 +3,7 @@
 /// f32 or 32-bit lanes of a vector.
 pub(crate) const LANES: usize = 8;
 
-/// The lanes of a vector in memory, aligned so that no load crosses a cache line.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[repr(C, align(32))]
-pub(crate) struct Lanes(pub(crate) [f32; LANES]);
-
-/// 32 bytes in memory, aligned like [`Lanes`].
+/// 32 bytes in memory, aligned so that no load crosses a cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub(crate) struct Bytes32(pub(crate) [u8; 32]);
@@ -73,23 +68,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The floats' bits.
     fn f32_to_bits(self, x: Self::F32) -> Self::I32;
 
-    /// Lane `o`: `Σ_s Σ_j w[s][4·o + j]·x[s][j]`, exactly; the inner product of eight rows of codes
-    /// with one vector of 8-bit integers. `STEPS ≤ 8`.
-    ///
-    /// Codes have `bits` bits: up to 6 unsigned, or 8, two's complement. `x` is in −127 … 127.
-    fn dot_codes<const STEPS: usize>(
-        self,
-        bits: u32,
-        w: &[Bytes32; STEPS],
-        x: &[[i8; 4]; STEPS],
-    ) -> Self::I32;
-
-    /// Interleaves eight rows of 32 bytes in groups of four: `out[s][4·o + j] = rows[o][4·s + j]`.
-    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]);
-    /// [`interleave`](Self::interleave) of rows that are packed: elements 0–15 in the low nibbles,
-    /// 16–31 in the high ones.
-    fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]);
-
     /// `e^x`, relative error below 2·10⁻⁷ (a few units more where the result is subnormal).
     ///
     /// −∞ and everything below −104 give 0, everything above 88.73 gives +∞, NaN gives NaN. A lane's
@@ -117,5 +95,40 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         let half = self.sub_u32(half, self.splat_u32(150));
         let power = |n| self.bits_to_f32(self.shl(self.add_u32(n, self.splat_u32(127)), 23));
         self.mul(self.mul(p, power(half)), power(self.sub_u32(n, half)))
+    }
+
+    // Weights.
+
+    /// The sum of an integer inner product under way; see [`dot_step`](Self::dot_step).
+    type Dot: Copy;
+
+    /// An inner product of nothing.
+    fn dot_zero(self) -> Self::Dot;
+    /// Adds `Σ_j w[4·o + j]·x[j]` to lane `o`, exactly, where `w[i]` is byte `i` of the vector: the
+    /// inner product of eight rows of codes with one vector of 8-bit integers, four columns of it.
+    ///
+    /// Codes have `BITS` bits: up to 6 unsigned, or 8, two's complement. `x` is in −127 … 127. `step`
+    /// counts the calls since [`dot_zero`](Self::dot_zero), from 0 to 7 at most; a constant once the
+    /// loop is unrolled, so that sums can be widened where they would overflow.
+    fn dot_step<const BITS: u32>(
+        self,
+        sum: Self::Dot,
+        step: usize,
+        w: Self::I32,
+        x: [i8; 4],
+    ) -> Self::Dot;
+    /// The lanes of an inner product.
+    fn dot_sum(self, sum: Self::Dot) -> Self::I32;
+
+    /// Bytes from memory; lane `o` holds the bytes `4·o …`.
+    fn load_bytes(self, x: &Bytes32) -> Self::I32;
+    /// The values of eight signed bytes.
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F32;
+    /// Interleaves eight rows of 32 bytes in groups of four: `out[s][4·o + j] = rows[o][4·s + j]`.
+    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]);
+    /// Starts to load the cache line at `x`, where the instruction set can.
+    #[inline(always)]
+    fn prefetch<T>(self, x: *const T) {
+        let _ = x;
     }
 }

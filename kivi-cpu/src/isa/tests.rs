@@ -90,27 +90,59 @@ fn every_half_converts_exactly() {
     }
 }
 
+/// Lane sums of eight steps.
+fn dot<const BITS: u32>(isa: Isa, w: &[Bytes32; 8], x: &[[i8; 4]; 8]) -> [f32; LANES] {
+    struct Dot<'a, const BITS: u32>(&'a [Bytes32; 8], &'a [[i8; 4]; 8]);
+    impl<const BITS: u32> Kernel for Dot<'_, BITS> {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
+            let mut sum = simd.dot_zero();
+            for (step, (w, x)) in self.0.iter().zip(self.1).enumerate() {
+                sum = simd.dot_step::<BITS>(sum, step, simd.load_bytes(w), *x);
+            }
+            let mut lanes = [0.0; LANES];
+            simd.store(simd.i32_to_f32(simd.dot_sum(sum)), &mut lanes);
+            lanes
+        }
+    }
+    isa.run(Dot::<BITS>(w, x))
+}
+
 #[test]
-fn dot_codes_is_exact_at_the_extremes() {
+fn inner_products_are_exact_at_the_extremes() {
+    fn check<const BITS: u32>(isa: Isa) {
+        let extremes: [i32; 2] = if BITS == 8 { [-128, 127] } else { [0, (1 << BITS) - 1] };
+        for code in extremes {
+            for x in [-127i8, 127] {
+                let lanes = dot::<BITS>(isa, &[Bytes32([code as u8; 32]); 8], &[[x; 4]; 8]);
+                let expected = (32 * code * i32::from(x)) as f32;
+                assert_eq!(lanes, [expected; LANES], "{isa}, {BITS} bits, {code}");
+            }
+        }
+    }
     for isa in Isa::available() {
-        for bits in [2, 3, 4, 5, 6, 8u32] {
-            let extremes: [i32; 2] = if bits == 8 { [-128, 127] } else { [0, (1 << bits) - 1] };
-            for code in extremes {
-                for x in [-127i8, 127] {
-                    let w = &[Bytes32([code as u8; 32]); 8];
-                    let x = &[[x; 4]; 8];
-                    let lanes = run!(isa, |simd,
-                                           bits: u32,
-                                           w: &'a [Bytes32; 8],
-                                           x: &'a [[i8; 4]; 8]|
-                     -> [f32; LANES] {
-                        let mut lanes = [0.0; LANES];
-                        simd.store(simd.i32_to_f32(simd.dot_codes(bits, w, x)), &mut lanes);
-                        lanes
-                    });
-                    let expected = (32 * code * i32::from(x[0][0])) as f32;
-                    assert_eq!(lanes, [expected; LANES], "{isa}, {bits} bits, {code}");
-                }
+        check::<2>(isa);
+        check::<3>(isa);
+        check::<4>(isa);
+        check::<5>(isa);
+        check::<6>(isa);
+        check::<8>(isa);
+    }
+}
+
+#[test]
+fn inner_products_keep_lanes_and_columns_apart() {
+    for isa in Isa::available() {
+        for step in 0..8 {
+            for i in 0..32 {
+                let mut w = [Bytes32::default(); 8];
+                w[step].0[i] = 7;
+                let x = std::array::from_fn(|s| std::array::from_fn(|j| (1 + 4 * s + j) as i8));
+                let mut expected = [0.0; LANES];
+                expected[i / 4] = (7 * (1 + 4 * step + i % 4)) as f32;
+                assert_eq!(dot::<4>(isa, &w, &x), expected, "{isa}");
+                assert_eq!(dot::<8>(isa, &w, &x), expected, "{isa}");
             }
         }
     }
@@ -131,18 +163,20 @@ fn interleaving_moves_groups_of_four() {
                 assert_eq!(out[i / 4].0[4 * o + i % 4], code, "{isa}");
             }
         }
-        let packed: [[u8; 16]; 8] =
-            std::array::from_fn(|o| std::array::from_fn(|i| (37 * (16 * o + i)) as u8));
-        let (packed, result) = (&packed, &mut out);
-        run!(isa, |simd, packed: &'a [[u8; 16]; 8], result: &'a mut [Bytes32; 8]| -> () {
-            simd.interleave_nibbles(packed.each_ref(), result);
+    }
+}
+
+#[test]
+fn signed_bytes_convert() {
+    let bytes = [-128, -127, -1, 0, 1, 2, 126, 127];
+    for isa in Isa::available() {
+        let bytes = &bytes;
+        let lanes = run!(isa, |simd, bytes: &'a [i8; LANES]| -> [f32; LANES] {
+            let mut lanes = [0.0; LANES];
+            simd.store(simd.load_i8(bytes), &mut lanes);
+            lanes
         });
-        for (o, row) in packed.iter().enumerate() {
-            for i in 0..32 {
-                let expected = if i < 16 { row[i] & 15 } else { row[i - 16] >> 4 };
-                assert_eq!(out[i / 4].0[4 * o + i % 4], expected, "{isa}");
-            }
-        }
+        assert_eq!(lanes, bytes.map(f32::from), "{isa}");
     }
 }
 

@@ -1,96 +1,108 @@
-//! Cutting `[rows, outputs]` into tiles of work.
+//! A rectangle of a row-major matrix, to be filled by several threads.
 
-use rayon::prelude::*;
-use std::ops::Range;
+use std::marker::PhantomData;
 
-/// Activation rows of a tile, at most: enough that unpacking a weight costs little beside its use,
-/// few enough that their activations stay in the second-level cache.
-pub(super) const TILE_ROWS: usize = 128;
-
-/// Weight rows are taken in panels of this many; tiles are cut between panels.
-pub(super) const PANEL: usize = 8;
-
-/// Multiply-adds below which a task is not worth handing to another thread (about 5 µs).
-const MIN_TASK: usize = 1 << 17;
-
-/// Tasks per thread, so that a delayed thread does not delay the others.
-const TASKS_PER_THREAD: usize = 4;
-
-/// The outputs `outputs` of the rows `rows`.
-pub(super) struct Tile<'a> {
-    /// At most [`TILE_ROWS`].
-    pub(super) rows: Range<usize>,
-    /// Starts at a multiple of [`PANEL`].
-    pub(super) outputs: Range<usize>,
-    /// `[rows][outputs]`, to be overwritten.
-    pub(super) out: Vec<&'a mut [f32]>,
+/// Exclusive access to some rows and columns of a matrix. Cutting it gives rectangles that do not
+/// overlap, each of which can go to another thread.
+pub(crate) struct Rectangle<'a> {
+    first: *mut f32,
+    stride: usize,
+    rows: usize,
+    width: usize,
+    matrix: PhantomData<&'a mut [f32]>,
 }
 
-/// Calls `work` for tiles that cover `out`, `[rows, outputs]` and not empty, in parallel when there
-/// is enough to do. An element of `out` costs `columns` multiply-adds.
-pub(super) fn for_each_tile(
-    out: &mut [f32],
-    outputs: usize,
-    columns: usize,
-    work: impl Fn(Tile<'_>) + Send + Sync,
-) {
-    let threads = rayon::current_num_threads();
-    let products = out.len().saturating_mul(columns);
-    let tasks =
-        if threads == 1 { 1 } else { (products / MIN_TASK).min(TASKS_PER_THREAD * threads) };
-    let mut tiles = cut(out, outputs, tasks.max(1));
-    if tasks <= 1 {
-        tiles.into_iter().for_each(work);
-    } else {
-        tiles.par_drain(..).with_max_len(1).for_each(work);
-    }
-}
+// SAFETY: a rectangle is a set of disjoint `&mut [f32]`, one per row, which are `Send`.
+unsafe impl Send for Rectangle<'_> {}
 
-/// Cuts `out` into chunks of [`TILE_ROWS`] rows, and these between panels into as many tiles as it
-/// takes to have `tasks` in all.
-fn cut(out: &mut [f32], outputs: usize, tasks: usize) -> Vec<Tile<'_>> {
-    let row_chunks = out.len().div_ceil(outputs * TILE_ROWS);
-    let panels = outputs.div_ceil(PANEL);
-    let width = PANEL * panels.div_ceil(tasks.div_ceil(row_chunks));
-    let mut tiles = Vec::with_capacity(row_chunks * outputs.div_ceil(width));
-    for (chunk, out) in out.chunks_mut(outputs * TILE_ROWS).enumerate() {
-        let first = chunk * TILE_ROWS;
-        let rows = first..first + out.len() / outputs;
-        let chunk_tiles = tiles.len();
-        for start in (0..outputs).step_by(width) {
-            let outputs = start..outputs.min(start + width);
-            tiles.push(Tile { rows: rows.clone(), outputs, out: Vec::with_capacity(rows.len()) });
-        }
-        for row in out.chunks_mut(outputs) {
-            for (tile, part) in tiles[chunk_tiles..].iter_mut().zip(row.chunks_mut(width)) {
-                tile.out.push(part);
-            }
+impl<'a> Rectangle<'a> {
+    /// All of a matrix of rows of `width` elements; elements beyond the last whole row are left out.
+    pub(crate) fn new(matrix: &'a mut [f32], width: usize) -> Self {
+        Self {
+            first: matrix.as_mut_ptr(),
+            stride: width,
+            rows: matrix.len().checked_div(width).unwrap_or(0),
+            width,
+            matrix: PhantomData,
         }
     }
-    tiles
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The part of row `row` inside the rectangle, `[width]`.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[inline(always)]
+    pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: rows below `rows` and columns below `width` lie inside the borrowed matrix, and no
+        // other rectangle covers them; `&mut self` keeps two rows from being borrowed at once.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.stride), self.width) }
+    }
+
+    /// The same rectangle for a shorter while.
+    pub(crate) fn reborrow(&mut self) -> Rectangle<'_> {
+        Rectangle { matrix: PhantomData, ..*self }
+    }
+
+    /// The rows before `at`, and the rest; an `at` beyond the end leaves nothing for the rest.
+    pub(crate) fn split_rows(self, at: usize) -> (Self, Self) {
+        let at = at.min(self.rows);
+        let rest = if at < self.rows {
+            // SAFETY: row `at` lies inside the matrix.
+            unsafe { self.first.add(at * self.stride) }
+        } else {
+            self.first
+        };
+        let rows = self.rows - at;
+        (Self { rows: at, ..self }, Self { first: rest, rows, ..self })
+    }
+
+    /// The columns before `at`, and the rest; an `at` beyond the end leaves nothing for the rest.
+    pub(crate) fn split_columns(self, at: usize) -> (Self, Self) {
+        let at = at.min(self.width);
+        // SAFETY: at most one past the part of the first row, or the pointer itself if there is none.
+        let rest = unsafe { self.first.add(if self.rows > 0 { at } else { 0 }) };
+        let width = self.width - at;
+        (Self { width: at, ..self }, Self { first: rest, width, ..self })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Cuts in all ways, then adds 1 to every element of every piece.
+    fn increment(mut part: Rectangle<'_>, depth: usize) {
+        if depth == 0 {
+            for row in 0..part.rows() {
+                part.row(row).iter_mut().for_each(|x| *x += 1.0);
+            }
+        } else if depth.is_multiple_of(2) {
+            let (a, b) = part.split_rows(depth / 2);
+            increment(a, depth - 1);
+            increment(b, depth - 1);
+        } else {
+            let (a, b) = part.split_columns(depth);
+            increment(a, depth - 1);
+            increment(b, depth - 1);
+        }
+    }
+
     #[test]
-    fn tiles_cover_every_element_once() {
-        for (rows, outputs) in [(1, 1), (1, 576), (3, 7), (127, 17), (128, 8), (300, 65)] {
-            for tasks in [1, 2, 5, 8, 1000] {
-                let mut out = vec![0.0; rows * outputs];
-                for tile in cut(&mut out, outputs, tasks) {
-                    assert!(tile.rows.len() <= TILE_ROWS && tile.outputs.start % PANEL == 0);
-                    assert_eq!(tile.out.len(), tile.rows.len());
-                    for (row, part) in tile.rows.zip(tile.out) {
-                        assert_eq!(part.len(), tile.outputs.len());
-                        for (output, element) in tile.outputs.clone().zip(part) {
-                            *element += (row * outputs + output) as f32 + 1.0;
-                        }
-                    }
-                }
-                let once = out.iter().enumerate().all(|(i, &x)| x == i as f32 + 1.0);
-                assert!(once, "{rows} rows, {outputs} outputs, {tasks} tasks");
+    fn pieces_cover_every_element_once() {
+        for (rows, width) in [(0, 0), (0, 5), (1, 1), (1, 40), (7, 3), (40, 17)] {
+            for depth in 0..8 {
+                let mut matrix = vec![0.0; rows * width];
+                increment(Rectangle::new(&mut matrix, width), depth);
+                assert_eq!(matrix, vec![1.0; rows * width], "{rows}x{width}, {depth} cuts deep");
             }
         }
     }
