@@ -13,7 +13,7 @@
 //! on what is computed beside it.
 
 use super::activations::ActivationBlock;
-use super::panels::{Layout, Panel, Panels, STEPS};
+use super::panels::{Layout, Panel, Panels};
 use super::rectangle::Rectangle;
 use super::work::PANEL;
 use crate::isa::{Isa, Kernel, LANES, Simd};
@@ -23,9 +23,12 @@ use std::marker::PhantomData;
 /// Activation rows taken together: as many sums as fit in 16 registers beside their operands.
 const ROWS: usize = 4;
 
-/// How far ahead of its use a panel's data is fetched, in stretches; hardware stops at the end of a
-/// page.
+/// How far ahead of its use the data of a panel is fetched, in stretches; the next panel follows in
+/// memory. (*Measured*: without it, half of the time of a single row goes by waiting.)
 const AHEAD: usize = 16;
+
+/// A cache line, in vectors of 32 bytes.
+const LINE: usize = 2;
 
 /// Arguments of one multiplication, lengths checked.
 pub(super) struct Input<'a> {
@@ -118,10 +121,13 @@ fn products<S: Simd, B: Block, const R: usize>(
     let mut subs = panel.subs.chunks_exact(B::PARTS);
     let mut parts = [simd.splat(0.0); 2];
     for (stretch, vectors) in panel.codes.chunks_exact(B::VECTORS).enumerate() {
-        simd.prefetch(vectors.as_ptr().wrapping_add(AHEAD * B::VECTORS));
+        for vector in (0..B::VECTORS).step_by(LINE) {
+            simd.prefetch(vectors.as_ptr().wrapping_add(AHEAD * B::VECTORS + vector));
+        }
         if stretch % B::STRETCHES == 0
             && let Some(header) = headers.next()
         {
+            simd.prefetch(header.as_ptr().wrapping_add(AHEAD.div_ceil(B::STRETCHES) * B::PARTS));
             for (part, header) in parts.iter_mut().zip(header) {
                 *part = simd.load_f16_le(header);
             }
@@ -131,6 +137,7 @@ fn products<S: Simd, B: Block, const R: usize>(
             if B::SUBS > 0
                 && let Some(sub) = subs.next()
             {
+                simd.prefetch(sub.as_ptr().wrapping_add(AHEAD * B::STRETCH_SUBS * B::PARTS));
                 scale = simd.mul(scale, simd.load_i8(&sub[0]));
                 if B::PARTS == 2 {
                     min = simd.mul(min, simd.load_i8(&sub[1]));
@@ -167,5 +174,3 @@ fn products<S: Simd, B: Block, const R: usize>(
     }
     totals
 }
-
-const _: () = assert!(STEPS == 8);
