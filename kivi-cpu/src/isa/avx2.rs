@@ -251,7 +251,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, x: *const T) {
-        avx2! { _mm_prefetch::<_MM_HINT_T0>(x.cast()) }
+    fn prefetch(self, address: *const u8) {
+        avx2! { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 }

@@ -194,4 +194,8 @@ impl Simd for Portable {
             }
         }
     }
+
+    /// Nothing: plain Rust has no such instruction.
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
 }

@@ -126,9 +126,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_i8(self, x: &[i8; LANES]) -> Self::F32;
     /// Interleaves eight rows of 32 bytes in groups of four: `out[s][4·o + j] = rows[o][4·s + j]`.
     fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]);
-    /// Starts to load the cache line at `x`, where the instruction set can.
-    #[inline(always)]
-    fn prefetch<T>(self, x: *const T) {
-        let _ = x;
-    }
+    /// Asks for the cache line at an address that will be read soon; any address will do.
+    fn prefetch(self, address: *const u8);
 }

@@ -122,12 +122,12 @@ fn products<S: Simd, B: Block, const R: usize>(
     let mut parts = [simd.splat(0.0); 2];
     for (stretch, vectors) in panel.codes.chunks_exact(B::VECTORS).enumerate() {
         for vector in (0..B::VECTORS).step_by(LINE) {
-            simd.prefetch(vectors.as_ptr().wrapping_add(AHEAD * B::VECTORS + vector));
+            ahead(simd, vectors, AHEAD * B::VECTORS + vector);
         }
         if stretch % B::STRETCHES == 0
             && let Some(header) = headers.next()
         {
-            simd.prefetch(header.as_ptr().wrapping_add(AHEAD.div_ceil(B::STRETCHES) * B::PARTS));
+            ahead(simd, header, AHEAD.div_ceil(B::STRETCHES) * B::PARTS);
             for (part, header) in parts.iter_mut().zip(header) {
                 *part = simd.load_f16_le(header);
             }
@@ -137,7 +137,7 @@ fn products<S: Simd, B: Block, const R: usize>(
             if B::SUBS > 0
                 && let Some(sub) = subs.next()
             {
-                simd.prefetch(sub.as_ptr().wrapping_add(AHEAD * B::STRETCH_SUBS * B::PARTS));
+                ahead(simd, sub, AHEAD * B::STRETCH_SUBS * B::PARTS);
                 scale = simd.mul(scale, simd.load_i8(&sub[0]));
                 if B::PARTS == 2 {
                     min = simd.mul(min, simd.load_i8(&sub[1]));
@@ -173,4 +173,10 @@ fn products<S: Simd, B: Block, const R: usize>(
         }
     }
     totals
+}
+
+/// Asks for the element `by` after the first of a slice, which may lie beyond its end.
+#[inline(always)]
+fn ahead<S: Simd, T>(simd: S, slice: &[T], by: usize) {
+    simd.prefetch(slice.as_ptr().wrapping_add(by).cast());
 }
