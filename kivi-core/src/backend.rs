@@ -31,9 +31,9 @@ impl Capabilities {
 /// `append`, `quantize`, `attend` and `release` in this order, after one `begin_step`.
 pub trait CacheBackend {
     /// A matrix of f32 on the device, `[rows, width]`.
-    type Buffer;
+    type Buffer: Send + Sync;
     /// The memory of a pool.
-    type Cache;
+    type Cache: Send;
 
     /// What this backend can do.
     fn capabilities(&self) -> Capabilities;
@@ -153,9 +153,16 @@ pub trait CacheBackend {
 /// The dense operations of a decoder, coarse enough to be fast without a graph compiler.
 ///
 /// Activations are [`CacheBackend::Buffer`]s of shape `[rows, width]`.
-pub trait DecoderBackend: CacheBackend {
+pub trait DecoderBackend: CacheBackend + Sync {
     /// A weight on the device.
-    type Weight;
+    type Weight: Send + Sync;
+
+    /// Runs `step`, which issues operations of this backend, where they are cheapest to issue: on a
+    /// thread of the backend's own, say, with the others at hand. What operations do and return is the
+    /// same inside and outside.
+    fn run<R: Send>(&self, step: impl FnOnce() -> R + Send) -> R {
+        step()
+    }
 
     /// The form in which a weight format is kept on the device: itself, or what it is converted to.
     fn kept_as(&self, format: WeightFormat) -> WeightFormat;
@@ -193,6 +200,22 @@ pub trait DecoderBackend: CacheBackend {
         weight: &Self::Weight,
         bias: Option<&Self::Weight>,
     ) -> Result<Self::Buffer>;
+
+    /// Several layers of the same input, as [`DecoderBackend::linear`] computes each of them.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    fn linear_many<const N: usize>(
+        &self,
+        x: &Self::Buffer,
+        layers: [(&Self::Weight, Option<&Self::Weight>); N],
+    ) -> Result<[Self::Buffer; N]> {
+        let mut outputs = [const { None }; N];
+        for (output, (weight, bias)) in outputs.iter_mut().zip(layers) {
+            *output = Some(self.linear(x, weight, bias)?);
+        }
+        Ok(outputs.map(|output| output.expect("every element was just filled")))
+    }
 
     /// The cosines and sines of a step ([`Rope::angles`]), `[rows, rotary_dim]`, to be used by all its
     /// layers.

@@ -1,12 +1,14 @@
 //! Dense layers of SmolLM2-135M's shapes, single rows (decoding) and many (prefill).
 //!
-//! `cargo bench -p kivi-cpu --bench linear [-- FILTER]`, under `KIVI_CPU_ISA` if set. Each case is
+//! `cargo bench -p kivi-cpu --bench linear [-- FILTER]`, under `KIVI_CPU_ISA` if set, on one thread per
+//! core. Each case is
 //! compared with f64 on the dequantized weights before it is timed. Throughput is in multiply-adds.
 
 use bytes::Bytes;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kivi_core::{WeightData, WeightFormat};
-use kivi_cpu::{Isa, Weight};
+use kivi_core::{CacheBackend, DecoderBackend, WeightData, WeightFormat};
+use kivi_cpu::Cpu;
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// A repeatable sequence (SplitMix64).
@@ -73,9 +75,9 @@ fn check(weight: &WeightData, x: &[f32], rows: usize, out: &[f32]) {
 }
 
 fn linear(criterion: &mut Criterion) {
-    let isa = Isa::detect().expect("KIVI_CPU_ISA names an instruction set of this machine");
+    let cpu = Cpu::new(0).expect("KIVI_CPU_ISA names an instruction set of this machine");
     let mut random = Random(1);
-    let mut group = criterion.benchmark_group(format!("linear/{isa}"));
+    let mut group = criterion.benchmark_group(format!("linear/{}", cpu.isa()));
     group.sample_size(20).warm_up_time(Duration::from_millis(200));
     group.measurement_time(Duration::from_secs(1));
     let shapes = [[576, 576], [1536, 576], [576, 1536]];
@@ -94,21 +96,23 @@ fn linear(criterion: &mut Criterion) {
     let logits = [(WeightFormat::Q8_0, [49152, 576], 1)];
     for (format, shape, rows) in decode.chain(batch).chain(formats).chain(logits) {
         let data = weight(format, shape, &mut random);
-        let weight = Weight::new(data.clone()).expect("a supported format");
+        let weight = cpu.load(data.clone()).expect("a supported format");
         let [outputs, columns] = shape;
         let x: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
+        let input = cpu.upload(rows, columns, &x).expect("the lengths fit");
+        let linear = || cpu.linear(&input, &weight, None).expect("the shapes fit");
         let mut out = vec![0.0; rows * outputs];
-        weight.forward(isa, &x, rows, None, &mut out).expect("the lengths fit");
+        cpu.read(&linear(), &mut out).expect("the lengths fit");
         check(&data, &x, rows, &out);
         group.throughput(Throughput::Elements((rows * outputs * columns) as u64));
         let id = BenchmarkId::new(format.name(), format!("{outputs}x{columns}/{rows}"));
         group.bench_function(id, |bencher| {
-            // From inside the pool, as an engine calls it.
+            // As a model calls it.
             bencher.iter_custom(|iterations| {
-                rayon::scope(|_| {
+                cpu.run(|| {
                     let start = Instant::now();
                     for _ in 0..iterations {
-                        weight.forward(isa, &x, rows, None, &mut out).expect("the lengths fit");
+                        black_box(linear());
                     }
                     start.elapsed()
                 })

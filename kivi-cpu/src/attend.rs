@@ -135,7 +135,7 @@ impl Cpu {
         attention: &Attention,
         queries: &Matrix,
     ) -> Result<Matrix> {
-        let mut out = Matrix::zeroed(plan.rows, queries.width);
+        let mut out = self.matrix(plan.rows, queries.width)?;
         let mut work =
             self.work.lock().map(|mut work| std::mem::take(&mut *work)).unwrap_or_default();
         work.plan(layer, plan, attention.head_group(&layer.spec))?;

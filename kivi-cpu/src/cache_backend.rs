@@ -21,7 +21,9 @@ impl CacheBackend for Cpu {
 
     fn upload(&self, rows: usize, width: usize, data: &[f32]) -> Result<Matrix> {
         expect_len("upload", "data", data.len(), rows * width)?;
-        Ok(Matrix { rows, width, data: data.to_vec() })
+        let mut matrix = self.matrix(rows, width)?;
+        matrix.data.copy_from_slice(data);
+        Ok(matrix)
     }
 
     fn read(&self, buffer: &Matrix, out: &mut [f32]) -> Result<()> {

@@ -2,7 +2,9 @@
 
 use crate::{
     Cache, Cpu, Matrix, Weight,
-    isa::{Kernel, LANES, Simd, slices},
+    buffers::Buffer,
+    isa::{Kernel, Simd, slices},
+    linear::{Activations, GatedProduct, Product, Rectangle, run_all},
 };
 use kivi_core::{
     CacheBackend, DecoderBackend, Error, Result, Rope, RopeStyle, StepPlan, WeightData,
@@ -26,64 +28,79 @@ impl Cpu {
         }
     }
 
-    fn gated_rows(
-        &self,
-        x: &Matrix,
-        [gate, up, down]: [&Weight; 3],
-        out: &mut Vec<f32>,
-    ) -> Result<()> {
-        let mut hidden = self.linear(x, gate, None)?;
-        let up = self.linear(x, up, None)?;
-        expect_len("gated mlp", "up projection", up.width, hidden.width)?;
-        self.for_each_row(&mut hidden, |row, gate| self.isa.run(SiluMul { gate, up: up.row(row) }));
-        out.extend(self.linear(&hidden, down, None)?.data);
-        Ok(())
+    /// `x`, rounded to 8 bits if one of the weights takes that; to be used inside the pool.
+    fn quantized(&self, x: &[f32], weights: &[&Weight]) -> Buffer {
+        if weights.iter().any(|weight| weight.is_quantized()) {
+            Activations::quantize(self.isa, x, &self.buffers)
+        } else {
+            Buffer::EMPTY
+        }
     }
 }
 
 impl DecoderBackend for Cpu {
     type Weight = Weight;
 
+    /// Every format keeps its values; [`Weight`] says how.
     fn kept_as(&self, format: WeightFormat) -> WeightFormat {
         format
     }
 
     fn load(&self, data: WeightData) -> Result<Weight> {
-        Weight::new(data)
+        self.threads.install(|| Weight::load(self.isa, data))
+    }
+
+    fn run<R: Send>(&self, step: impl FnOnce() -> R + Send) -> R {
+        self.threads.install(step)
     }
 
     fn embed(&self, table: &Weight, tokens: &[u32]) -> Result<Matrix> {
-        let mut out = Matrix::zeroed(tokens.len(), table.data().shape()[1]);
+        let mut out = self.matrix(tokens.len(), table.shape()[1])?;
         table.embed(tokens, &mut out.data)?;
         Ok(out)
     }
 
     fn rms_norm(&self, x: &Matrix, weight: &Weight, epsilon: f32) -> Result<Matrix> {
-        expect_len("rms norm", "weight rows", weight.data().shape()[0], 1)?;
-        expect_len("rms norm", "weight", weight.data().shape()[1], x.width)?;
-        let mut scale = vec![0.0; x.width];
-        weight.data().dequantize_row(0, &mut scale)?;
-        let mut out = x.clone();
-        self.for_each_row(&mut out, |_, row| {
-            self.isa.run(RmsNorm { row, scale: &scale, epsilon });
+        let scale = weight.vector("rms norm", "weight", x.width)?;
+        let mut out = self.matrix(x.rows, x.width)?;
+        self.for_each_row(&mut out, |row, out| {
+            self.isa.run(RmsNorm { x: x.row(row), scale, epsilon, out });
         });
         Ok(out)
     }
 
     fn linear(&self, x: &Matrix, weight: &Weight, bias: Option<&Weight>) -> Result<Matrix> {
-        let [outputs, inputs] = weight.data().shape();
-        expect_len("linear", "input width", x.width, inputs)?;
-        let mut bias_row = None;
-        if let Some(bias) = bias {
-            expect_len("linear", "bias rows", bias.data().shape()[0], 1)?;
-            let mut row = vec![0.0; outputs];
-            bias.data().dequantize_row(0, &mut row)?;
-            bias_row = Some(row);
-        }
-        let mut out = Matrix::zeroed(x.rows, outputs);
-        let bias = bias_row.as_deref();
-        self.threads.install(|| weight.forward(self.isa, &x.data, x.rows, bias, &mut out.data))?;
+        let [out] = self.linear_many(x, [(weight, bias)])?;
         Ok(out)
+    }
+
+    fn linear_many<const N: usize>(
+        &self,
+        x: &Matrix,
+        layers: [(&Weight, Option<&Weight>); N],
+    ) -> Result<[Matrix; N]> {
+        let mut biases = [None; N];
+        let mut outputs = [const { Matrix::EMPTY }; N];
+        for ((weight, bias), (bias_row, out)) in
+            layers.into_iter().zip(biases.iter_mut().zip(&mut outputs))
+        {
+            let [width, inputs] = weight.shape();
+            expect_len("linear", "input width", x.width, inputs)?;
+            *bias_row = bias.map(|bias| bias.vector("linear", "bias", width)).transpose()?;
+            *out = self.matrix(x.rows, width)?;
+        }
+        self.threads.install(|| {
+            let quantized = self.quantized(&x.data, &layers.map(|(weight, _)| weight));
+            let activations = Activations::new(x.width, &x.data, &quantized);
+            let mut layers = layers.into_iter().zip(biases);
+            let mut products = outputs.each_mut().map(|out| {
+                let ((weight, _), bias) = layers.next()?;
+                let out = Rectangle::new(&mut out.data, out.width);
+                Some(Product::new(self.isa, weight, activations, bias, out))
+            });
+            run_all(&mut products);
+        });
+        Ok(outputs)
     }
 
     fn rotate_and_append(
@@ -113,38 +130,57 @@ impl DecoderBackend for Cpu {
     }
 
     fn gated_mlp(&self, x: &Matrix, gate: &Weight, up: &Weight, down: &Weight) -> Result<Matrix> {
-        let width = down.data().shape()[0];
-        let mut data = Vec::with_capacity(x.rows * width);
-        for first in (0..x.rows).step_by(MLP_ROWS) {
-            let rows = MLP_ROWS.min(x.rows - first);
-            if rows == x.rows {
-                self.gated_rows(x, [gate, up, down], &mut data)?;
-            } else {
-                let part = x.data[first * x.width..(first + rows) * x.width].to_vec();
-                let part = Matrix { rows, width: x.width, data: part };
-                self.gated_rows(&part, [gate, up, down], &mut data)?;
+        const OPERATION: &str = "gated mlp";
+        let [intermediate, inputs] = gate.shape();
+        expect_len(OPERATION, "input width", x.width, inputs)?;
+        expect_len(OPERATION, "columns of up", up.shape()[1], inputs)?;
+        expect_len(OPERATION, "rows of up", up.shape()[0], intermediate)?;
+        expect_len(OPERATION, "columns of down", down.shape()[1], intermediate)?;
+        let mut out = self.matrix(x.rows, down.shape()[0])?;
+        let rows = x.rows.min(MLP_ROWS);
+        let mut hidden = self.matrix(rows, intermediate)?;
+        let mut ups = self.matrix(rows, intermediate)?;
+        self.threads.install(|| {
+            let quantized = self.quantized(&x.data, &[gate, up]);
+            let x = Activations::new(x.width, &x.data, &quantized);
+            let mut rest = Rectangle::new(&mut out.data, out.width);
+            for first in (0..out.rows).step_by(MLP_ROWS) {
+                let (out, more) = rest.split_rows(MLP_ROWS);
+                rest = more;
+                let rows = out.rows();
+                let x = x.rows(first, first + rows);
+                let hidden = &mut hidden.data[..rows * intermediate];
+                let ups = &mut ups.data[..rows * intermediate];
+                let product = |weight, out| {
+                    Product::new(self.isa, weight, x, None, Rectangle::new(out, intermediate))
+                };
+                GatedProduct { gate: product(gate, &mut *hidden), up: product(up, ups) }
+                    .run_shared();
+                let quantized = self.quantized(hidden, &[down]);
+                let hidden = Activations::new(intermediate, hidden, &quantized);
+                run_all(&mut [Some(Product::new(self.isa, down, hidden, None, out))]);
             }
-        }
-        Ok(Matrix { rows: x.rows, width, data })
+        });
+        Ok(out)
     }
 
     fn add(&self, x: &mut Matrix, y: &Matrix) -> Result<()> {
         y.expect("add", x.rows, x.width)?;
-        for (x, y) in x.data.iter_mut().zip(&y.data) {
+        for (x, y) in x.data.iter_mut().zip(&*y.data) {
             *x += y;
         }
         Ok(())
     }
 
     fn select_rows(&self, x: &Matrix, rows: &[usize]) -> Result<Matrix> {
-        let mut data = Vec::with_capacity(rows.len() * x.width);
-        for &row in rows {
+        let mut out = self.matrix(rows.len(), x.width)?;
+        for (&row, out) in rows.iter().zip(out.data.chunks_exact_mut(x.width.max(1))) {
             if row >= x.rows {
                 return Err(Error::request("select rows", format!("row {row} of {}", x.rows)));
             }
-            data.extend_from_slice(x.row(row));
+            out.copy_from_slice(x.row(row));
         }
-        Ok(Matrix { rows: rows.len(), width: x.width, data })
+        Ok(out)
     }
 }
 
@@ -171,9 +207,10 @@ fn rotate(rope: &Rope, angles: &[f32], head: &mut [f32]) {
 }
 
 struct RmsNorm<'a> {
-    row: &'a mut [f32],
+    x: &'a [f32],
     scale: &'a [f32],
     epsilon: f32,
+    out: &'a mut [f32],
 }
 
 impl Kernel for RmsNorm<'_> {
@@ -181,34 +218,10 @@ impl Kernel for RmsNorm<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mean = slices::dot(simd, self.row, self.row) / self.row.len() as f32;
+        let mean = slices::dot(simd, self.x, self.x) / self.x.len() as f32;
         let factor = 1.0 / (mean + self.epsilon).sqrt();
-        for (x, scale) in self.row.iter_mut().zip(self.scale) {
-            *x *= factor * scale;
-        }
-    }
-}
-
-/// `gate = silu(gate) ∘ up`.
-struct SiluMul<'a> {
-    gate: &'a mut [f32],
-    up: &'a [f32],
-}
-
-impl Kernel for SiluMul<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let zero = simd.splat(0.0);
-        for (gate, up) in self.gate.chunks_mut(LANES).zip(self.up.chunks(LANES)) {
-            let mut g = [0.0; LANES];
-            g[..gate.len()].copy_from_slice(gate);
-            let mut e = [0.0; LANES];
-            simd.store(simd.exp(simd.sub(zero, simd.load(&g))), &mut e);
-            for ((gate, up), e) in gate.iter_mut().zip(up).zip(e) {
-                *gate = *gate / (1.0 + e) * up;
-            }
+        for ((out, x), scale) in self.out.iter_mut().zip(self.x).zip(self.scale) {
+            *out = x * (factor * scale);
         }
     }
 }

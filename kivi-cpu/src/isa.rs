@@ -38,7 +38,7 @@ pub(crate) mod slices;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use simd::{Bytes32, LANES, Lanes, Simd};
+pub(crate) use simd::{Bytes32, LANES, Simd};
 
 #[cfg(target_arch = "x86_64")]
 use avx2::Avx2;

@@ -9,6 +9,7 @@
 compile_error!("kivi-cpu reads model files and caches in place and needs a little-endian target");
 
 mod attend;
+mod buffers;
 mod cache;
 mod cache_backend;
 mod canonical;
@@ -21,6 +22,7 @@ pub use cache::Cache;
 pub use isa::Isa;
 pub use linear::Weight;
 
+use buffers::{Buffer, Buffers};
 use kivi_core::{Error, Result};
 use std::sync::{Arc, Mutex};
 
@@ -35,6 +37,7 @@ const MAX_THREADS: usize = 1024;
 pub struct Cpu {
     isa: Isa,
     threads: Arc<rayon::ThreadPool>,
+    buffers: Arc<Buffers>,
     /// Lists of the work of an attention step, for the next one.
     work: Arc<Mutex<attend::Work>>,
 }
@@ -65,7 +68,8 @@ impl Cpu {
             operation: "start threads",
             source: Box::new(source),
         };
-        Ok(Self { isa, threads: Arc::new(pool.map_err(source)?), work: Arc::default() })
+        let threads = Arc::new(pool.map_err(source)?);
+        Ok(Self { isa, threads, buffers: Arc::default(), work: Arc::default() })
     }
 
     /// Number of threads.
@@ -77,6 +81,13 @@ impl Cpu {
     pub fn isa(&self) -> Isa {
         self.isa
     }
+
+    /// A matrix of any contents in recycled memory.
+    fn matrix(&self, rows: usize, width: usize) -> Result<Matrix> {
+        let len = rows.checked_mul(width);
+        let too_large = || Error::request("allocate", format!("{rows} rows of {width} elements"));
+        Ok(Matrix { rows, width, data: self.buffers.take(len.ok_or_else(too_large)?) })
+    }
 }
 
 /// A matrix of f32, `[rows, width]`.
@@ -84,13 +95,11 @@ impl Cpu {
 pub struct Matrix {
     rows: usize,
     width: usize,
-    data: Vec<f32>,
+    data: Buffer,
 }
 
 impl Matrix {
-    fn zeroed(rows: usize, width: usize) -> Self {
-        Self { rows, width, data: vec![0.0; rows * width] }
-    }
+    const EMPTY: Self = Self { rows: 0, width: 0, data: Buffer::EMPTY };
 
     fn row(&self, row: usize) -> &[f32] {
         &self.data[row * self.width..(row + 1) * self.width]

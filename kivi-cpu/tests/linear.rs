@@ -1,8 +1,8 @@
 //! Dense layers in every format and on every instruction set, against f64 on the dequantized weights.
 
 use bytes::Bytes;
-use kivi_core::{Error, WeightData, WeightFormat};
-use kivi_cpu::{Isa, Weight};
+use kivi_core::{CacheBackend, DecoderBackend, Error, WeightData, WeightFormat};
+use kivi_cpu::{Cpu, Isa, Weight};
 
 /// A repeatable sequence (SplitMix64).
 struct Random(u64);
@@ -105,30 +105,51 @@ fn expected(data: &WeightData, x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     (results, allowed)
 }
 
-fn forward(weight: &Weight, isa: Isa, x: &[f32], rows: usize, bias: Option<&[f32]>) -> Vec<f32> {
-    let mut out = vec![f32::NAN; rows * weight.data().shape()[0]];
-    weight.forward(isa, x, rows, bias, &mut out).unwrap();
+/// A backend on two threads.
+fn cpu(isa: Isa) -> Cpu {
+    Cpu::with_isa(2, isa).unwrap()
+}
+
+fn best() -> Cpu {
+    cpu(Isa::detect().unwrap())
+}
+
+fn read(cpu: &Cpu, matrix: &<Cpu as CacheBackend>::Buffer) -> Vec<f32> {
+    let [rows, width] = cpu.shape(matrix);
+    let mut out = vec![f32::NAN; rows * width];
+    cpu.read(matrix, &mut out).unwrap();
     out
 }
 
-fn in_pool<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
+/// `x·dataᵀ (+ bias)`.
+fn linear(cpu: &Cpu, data: &WeightData, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+    let [outputs, columns] = data.shape();
+    let weight = cpu.load(data.clone()).unwrap();
+    let x = cpu.upload(x.len() / columns, columns, x).unwrap();
+    let bias = bias.map(|bias| {
+        let bytes = bias.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let data = WeightData::new(WeightFormat::F32, [1, outputs], bytes.into()).unwrap();
+        cpu.load(data).unwrap()
+    });
+    read(cpu, &cpu.linear(&x, &weight, bias.as_ref()).unwrap())
 }
 
 #[test]
 fn every_format_agrees_with_f64() {
     let mut random = Random(1);
     for format in WeightFormat::ALL {
-        for outputs in [1, 5, 8, 19] {
-            let columns = columns(format);
+        let few = if is_float(format) { 5 } else { format.block_elements() };
+        for (outputs, columns) in [1, 5, 8, 19]
+            .into_iter()
+            .flat_map(|outputs| [columns(format), few].map(|columns| (outputs, columns)))
+        {
             let data = weight(format, [outputs, columns], &mut random);
             let bias = random.floats(outputs);
             for rows in [1, 2, 3, 7] {
                 let x = random.floats(rows * columns);
                 let (expected, allowed) = expected(&data, &x);
                 for isa in Isa::available() {
-                    let weight = Weight::new(data.clone()).unwrap();
-                    let out = forward(&weight, isa, &x, rows, None);
+                    let out = linear(&cpu(isa), &data, &x, None);
                     for (i, (&out, &expected)) in out.iter().zip(&expected).enumerate() {
                         let error = (f64::from(out) - expected).abs();
                         let allowed = allowed[i];
@@ -138,7 +159,7 @@ fn every_format_agrees_with_f64() {
                              {out} instead of {expected}, error {error:e}, allowed {allowed:e}"
                         );
                     }
-                    let biased = forward(&weight, isa, &x, rows, Some(&bias));
+                    let biased = linear(&cpu(isa), &data, &x, Some(&bias));
                     for (i, (&out, &biased)) in out.iter().zip(&biased).enumerate() {
                         assert_eq!(biased, out + bias[i % outputs], "{format}, {isa}");
                     }
@@ -156,7 +177,7 @@ fn mean_error_of_quantized_activations() {
         let data = weight(format, [64, 1536], &mut random);
         let x = random.floats(4 * 1536);
         let (expected, _) = expected(&data, &x);
-        let out = forward(&Weight::new(data).unwrap(), Isa::detect().unwrap(), &x, 4, None);
+        let out = linear(&best(), &data, &x, None);
         let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
         let error = squares(&mut out.iter().zip(&expected).map(|(&a, b)| f64::from(a) - b));
         let relative = (error / squares(&mut expected.iter().copied())).sqrt();
@@ -170,13 +191,16 @@ fn a_row_is_the_same_in_any_company_and_on_any_number_of_threads() {
     let mut random = Random(3);
     for format in WeightFormat::ALL {
         let (outputs, columns) = (531, columns(format));
-        let weight = Weight::new(weight(format, [outputs, columns], &mut random)).unwrap();
+        let data = weight(format, [outputs, columns], &mut random);
         let x = random.floats(130 * columns);
         for isa in Isa::available() {
-            let all = in_pool(3, || forward(&weight, isa, &x, 130, None));
+            let linear = |threads: usize, x: &[f32]| {
+                linear(&Cpu::with_isa(threads, isa).unwrap(), &data, x, None)
+            };
+            let all = linear(3, &x);
             for (first, rows) in [(0, 1), (1, 2), (5, 3), (11, 7), (66, 64), (129, 1)] {
                 let part = &x[first * columns..][..rows * columns];
-                let out = in_pool(1 + rows % 2, || forward(&weight, isa, part, rows, None));
+                let out = linear(1 + rows % 2, part);
                 let same = out == all[first * outputs..][..rows * outputs];
                 assert!(same, "{format}, {isa}: {rows} rows from {first}");
             }
@@ -199,8 +223,7 @@ fn instruction_sets_agree_up_to_rounding() {
             };
             (0..24).map(norm).fold(0.0, f32::max)
         };
-        let weight = Weight::new(data).unwrap();
-        let mut results = Isa::available().map(|isa| forward(&weight, isa, &x, 5, None));
+        let mut results = Isa::available().map(|isa| linear(&cpu(isa), &data, &x, None));
         let portable = results.next().unwrap();
         for other in results {
             for (a, b) in portable.iter().zip(other) {
@@ -215,12 +238,12 @@ fn values_that_are_not_finite_are_not_hidden() {
     let mut random = Random(5);
     for format in WeightFormat::ALL {
         let columns = columns(format);
-        let weight = Weight::new(weight(format, [9, columns], &mut random)).unwrap();
+        let data = weight(format, [9, columns], &mut random);
         for bad in [f32::NAN, f32::INFINITY] {
             let mut x = random.floats(3 * columns);
             x[columns + columns / 2] = bad;
             for isa in Isa::available() {
-                let out = forward(&weight, isa, &x, 3, None);
+                let out = linear(&cpu(isa), &data, &x, None);
                 let finite: Vec<bool> =
                     out.chunks(9).map(|row| row.iter().any(|y| y.is_finite())).collect();
                 assert_eq!(finite, [true, false, true], "{format}, {isa}, {bad}");
@@ -231,42 +254,129 @@ fn values_that_are_not_finite_are_not_hidden() {
 
 #[test]
 fn sizes_that_do_not_fit_are_errors_and_empty_ones_are_not() {
-    let isa = Isa::detect().unwrap();
+    let cpu = best();
+    let load = |format, shape| cpu.load(weight(format, shape, &mut Random(6))).unwrap();
+    let matrix = |rows, width: usize| cpu.upload(rows, width, &vec![1.0; rows * width]).unwrap();
+    let vector = |values: &[f32]| {
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let shape = [1, values.len()];
+        cpu.load(WeightData::new(WeightFormat::F32, shape, bytes.into()).unwrap()).unwrap()
+    };
     for format in WeightFormat::ALL {
         let columns = format.block_elements();
-        let weight_of = |shape| Weight::new(weight(format, shape, &mut Random(6))).unwrap();
-        let layer = weight_of([3, columns]);
-        let x = vec![1.0; 2 * columns];
-        let refused = |x: &[f32], rows, bias, out: &mut [f32]| {
-            let result = layer.forward(isa, x, rows, bias, out);
-            matches!(result, Err(Error::InvalidShape { .. } | Error::InvalidRequest { .. }))
+        let layer = load(format, [3, columns]);
+        let refused = |x, bias: Option<&Weight>| {
+            matches!(cpu.linear(&x, &layer, bias), Err(Error::InvalidShape { .. }))
         };
-        assert!(refused(&x[1..], 2, None, &mut [0.0; 6]));
-        assert!(refused(&x, 2, None, &mut [0.0; 5]));
-        assert!(refused(&x, 2, Some(&[0.0; 4]), &mut [0.0; 6]));
-        assert!(refused(&x, usize::MAX, None, &mut [0.0; 6]));
-        layer.forward(isa, &[], 0, None, &mut []).unwrap();
-        weight_of([0, columns]).forward(isa, &x, 2, Some(&[]), &mut []).unwrap();
-        let mut out = [9.0; 6];
-        weight_of([3, 0]).forward(isa, &[], 2, Some(&[1.0, 2.0, 3.0]), &mut out).unwrap();
-        assert_eq!(out, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+        assert!(refused(matrix(2, columns + 1), None));
+        assert!(refused(matrix(2, columns), Some(&vector(&[0.0; 4]))));
+        assert!(refused(matrix(2, columns), Some(&load(WeightFormat::F32, [3, 1]))));
+        let out = cpu.linear(&matrix(0, columns), &layer, None).unwrap();
+        assert_eq!(cpu.shape(&out), [0, 3]);
+        let empty = load(format, [0, columns]);
+        let out = cpu.linear(&matrix(2, columns), &empty, Some(&vector(&[]))).unwrap();
+        assert_eq!(cpu.shape(&out), [2, 0]);
+        let narrow = load(format, [3, 0]);
+        let out = cpu.linear(&matrix(2, 0), &narrow, Some(&vector(&[1.0, 2.0, 3.0]))).unwrap();
+        assert_eq!(read(&cpu, &out), [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+        let gated = |gate, up, down| {
+            let [gate, up, down] = [gate, up, down].map(|shape| load(format, shape));
+            matches!(
+                cpu.gated_mlp(&matrix(1, columns), &gate, &up, &down),
+                Err(Error::InvalidShape { .. })
+            )
+        };
+        let (wide, other) = ([columns, columns], [columns + 1, columns]);
+        assert!(gated(wide, other, wide) && gated(other, wide, wide) && gated(other, other, wide));
+        assert!(!gated(wide, wide, wide));
     }
 }
 
+/// Rearranging the rows at load loses nothing: the table gives back the values of the file.
 #[test]
 fn embedding_is_the_dequantized_row() {
     for format in WeightFormat::ALL {
-        let columns = columns(format);
-        let data = weight(format, [4, columns], &mut Random(7));
-        let table = Weight::new(data.clone()).unwrap();
-        let mut out = vec![0.0; 3 * columns];
-        table.embed(&[2, 0, 2], &mut out).unwrap();
-        let mut row = vec![0.0; columns];
-        for (token, out) in [2, 0, 2].into_iter().zip(out.chunks(columns)) {
-            data.dequantize_row(token, &mut row).unwrap();
-            assert_eq!(out, row, "{format}");
+        let few = if is_float(format) { 5 } else { format.block_elements() };
+        for (rows, columns) in [(1, columns(format)), (8, few), (19, columns(format)), (21, few)] {
+            let data = weight(format, [rows, columns], &mut Random(7));
+            let mut expected = vec![0.0; rows * columns];
+            for (row, expected) in expected.chunks_mut(columns).enumerate() {
+                data.dequantize_row(row, expected).unwrap();
+            }
+            for isa in Isa::available() {
+                let cpu = cpu(isa);
+                let table = cpu.load(data.clone()).unwrap();
+                let all: Vec<u32> = (0..rows as u32).collect();
+                let found = read(&cpu, &cpu.embed(&table, &all).unwrap());
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                let same = bits(&found) == bits(&expected);
+                assert!(same, "{format}, {rows}x{columns}, {isa}");
+                let twice = cpu.embed(&table, &[0, 0]).unwrap();
+                assert!(bits(&read(&cpu, &twice)[columns..]) == bits(&expected[..columns]));
+                let refused = cpu.embed(&table, &[0, rows as u32]);
+                assert!(matches!(refused, Err(Error::InvalidRequest { .. })));
+            }
         }
-        assert!(matches!(table.embed(&[0, 4, 1], &mut out), Err(Error::InvalidRequest { .. })));
-        assert!(matches!(table.embed(&[0], &mut out), Err(Error::InvalidShape { .. })));
+    }
+}
+
+/// What is computed in one go equals what is computed one by one, bit for bit.
+#[test]
+fn layers_in_company_are_the_same() {
+    let mut random = Random(8);
+    let mut formats = WeightFormat::ALL.into_iter().cycle();
+    for _ in WeightFormat::ALL {
+        // Neighbours in the list: floats and integers, sub-blocks of 16 and of 32, mixed.
+        let mut load = |outputs| {
+            let format = formats.next().unwrap();
+            weight(format, [outputs, 512], &mut random)
+        };
+        let data = [load(40), load(531), load(7)];
+        let mut random = Random(9);
+        let (one, many) = (best(), Cpu::with_isa(3, Isa::detect().unwrap()).unwrap());
+        for rows in [1, 5, 131] {
+            let x = random.floats(rows * 512);
+            let weights = data.each_ref().map(|data| many.load(data.clone()).unwrap());
+            let [a, b, c] = weights.each_ref();
+            let input = many.upload(rows, 512, &x).unwrap();
+            let found = many.linear_many(&input, [(a, None), (b, None), (c, None)]).unwrap();
+            for (data, found) in data.iter().zip(found) {
+                assert_eq!(read(&many, &found), linear(&one, data, &x, None), "{rows} rows");
+            }
+        }
+    }
+}
+
+/// The gated MLP is the composition of its parts, bit for bit, for any number of rows.
+#[test]
+fn gated_mlp_is_made_of_linear_layers() {
+    let mut random = Random(10);
+    let formats = [WeightFormat::Q4_1, WeightFormat::F16, WeightFormat::Q6K, WeightFormat::Q8_0];
+    for format in formats {
+        let (width, intermediate) = (256, 768);
+        let gate = weight(format, [intermediate, width], &mut random);
+        let up = weight(WeightFormat::Q4K, [intermediate, width], &mut random);
+        let down = weight(format, [width, intermediate], &mut random);
+        let cpu = best();
+        let x = random.floats(600 * width);
+        let input = cpu.upload(600, width, &x).unwrap();
+        let [a, b, c] = [&gate, &up, &down].map(|data| cpu.load(data.clone()).unwrap());
+        let found = read(&cpu, &cpu.gated_mlp(&input, &a, &b, &c).unwrap());
+
+        let (gates, ups) = (linear(&cpu, &gate, &x, None), linear(&cpu, &up, &x, None));
+        let silu = |x: f32| f64::from(x) / (1.0 + (-f64::from(x)).exp());
+        let hidden: Vec<f32> =
+            gates.iter().zip(&ups).map(|(&g, &u)| (silu(g) * f64::from(u)) as f32).collect();
+        let expected = linear(&cpu, &down, &hidden, None);
+        let largest = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+        for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
+            // An activation on the edge between two codes may go either way.
+            assert!((a - b).abs() <= 5e-3 * largest, "{format}, element {i}: {a}, not {b}");
+        }
+        for row in [0, 511, 512, 599] {
+            let one = cpu.upload(1, width, &x[row * width..][..width]).unwrap();
+            let alone = read(&cpu, &cpu.gated_mlp(&one, &a, &b, &c).unwrap());
+            assert_eq!(alone, found[row * width..][..width], "{format}, row {row}");
+        }
     }
 }

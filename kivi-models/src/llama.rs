@@ -55,6 +55,12 @@ struct Projection<W> {
     bias: Option<W>,
 }
 
+impl<W> Projection<W> {
+    fn parts(&self) -> (&W, Option<&W>) {
+        (&self.weight, self.bias.as_ref())
+    }
+}
+
 impl<B: DecoderBackend> Llama<B> {
     /// Loads the weights of a checkpoint into a backend.
     ///
@@ -130,26 +136,33 @@ impl<B: DecoderBackend> Llama<B> {
         plan: &StepPlan,
         tokens: &[u32],
     ) -> Result<B::Buffer> {
-        let backend = &self.backend;
         kivi_core::expect_len("forward", "tokens", tokens.len(), plan.rows)?;
+        self.backend.run(|| self.forward_inside(cache, plan, tokens))
+    }
+
+    /// [`Llama::forward`] inside [`DecoderBackend::run`].
+    fn forward_inside(
+        &self,
+        cache: &mut B::Cache,
+        plan: &StepPlan,
+        tokens: &[u32],
+    ) -> Result<B::Buffer> {
+        let backend = &self.backend;
         let epsilon = self.config.norm_eps as f32;
-        let linear = |x: &B::Buffer, projection: &Projection<B::Weight>| {
-            backend.linear(x, &projection.weight, projection.bias.as_ref())
-        };
         backend.begin_step(cache, plan)?;
         let angles = backend.prepare_rope(&self.rope, plan)?;
         let mut x = backend.embed(&self.embedding, tokens)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let h = backend.rms_norm(&x, &layer.attention_norm, epsilon)?;
-            let mut queries = linear(&h, &layer.query)?;
-            let mut keys = linear(&h, &layer.key)?;
-            let mut values = linear(&h, &layer.value)?;
+            let projections = [&layer.query, &layer.key, &layer.value].map(Projection::parts);
+            let [mut queries, mut keys, mut values] = backend.linear_many(&h, projections)?;
             let qkv = [&mut queries, &mut keys, &mut values];
             backend.rotate_and_append(cache, index, plan, &self.rope, &angles, qkv)?;
             backend.quantize(cache, index, plan)?;
             let attended = backend.attend(cache, index, plan, &self.attention, &queries)?;
             backend.release(cache, index, plan)?;
-            backend.add(&mut x, &linear(&attended, &layer.output)?)?;
+            let (weight, bias) = layer.output.parts();
+            backend.add(&mut x, &backend.linear(&attended, weight, bias)?)?;
 
             let h = backend.rms_norm(&x, &layer.mlp_norm, epsilon)?;
             let mlp = backend.gated_mlp(&h, &layer.gate, &layer.up, &layer.down)?;
@@ -163,12 +176,14 @@ impl<B: DecoderBackend> Llama<B> {
     /// # Errors
     /// When a row does not exist or the backend fails.
     pub fn logits(&self, hidden: &B::Buffer, rows: &[usize]) -> Result<Vec<f32>> {
-        let selected = self.backend.select_rows(hidden, rows)?;
-        let output = self.output.as_ref().unwrap_or(&self.embedding);
-        let logits = self.backend.linear(&selected, output, None)?;
-        let mut out = vec![0.0; rows.len() * self.config.vocab_size];
-        self.backend.read(&logits, &mut out)?;
-        Ok(out)
+        self.backend.run(|| {
+            let selected = self.backend.select_rows(hidden, rows)?;
+            let output = self.output.as_ref().unwrap_or(&self.embedding);
+            let logits = self.backend.linear(&selected, output, None)?;
+            let mut out = vec![0.0; rows.len() * self.config.vocab_size];
+            self.backend.read(&logits, &mut out)?;
+            Ok(out)
+        })
     }
 }
 

@@ -60,8 +60,11 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
     /// # Errors
     /// When a sequence is unknown or named twice, the pool is full or the backend fails.
     pub fn generate_step(&mut self, steps: &[(SequenceId, &[u32])]) -> Result<Vec<f32>> {
-        let hidden = self.step(steps)?;
-        self.model.logits(&hidden, &self.plan.last_rows())
+        let backend = self.model.backend();
+        backend.run(|| {
+            let hidden = self.step(steps)?;
+            self.model.logits(&hidden, &self.plan.last_rows())
+        })
     }
 
     /// As [`Session::generate_step`], but returns the hidden states of all rows.

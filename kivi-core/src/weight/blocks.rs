@@ -23,9 +23,6 @@ pub trait Block: Pod {
     const CODE_BITS: u32;
     /// Subtracted from a code before it is multiplied by the scale; a power of two or 0.
     const OFFSET: u8;
-    /// Where the codes are nothing but nibbles, elements 0–15 in the low ones and 16–31 in the high
-    /// ones, those bytes: a short cut for [`codes`](Self::codes).
-    const NIBBLES: Option<fn(&Self) -> &[u8; 16]> = None;
 
     /// Codes of the elements `32·stretch … 32·stretch + 31`, in order. `stretch` counts within the
     /// block; the formats with 32 elements ignore it.
@@ -245,7 +242,6 @@ impl Block for BlockQ4_0 {
     const SUB_BLOCK: usize = 32;
     const CODE_BITS: u32 = 4;
     const OFFSET: u8 = 8;
-    const NIBBLES: Option<fn(&Self) -> &[u8; 16]> = Some(|block| &block.qs);
 
     #[inline(always)]
     fn codes(&self, _: usize) -> [u8; STRETCH] {
@@ -268,7 +264,6 @@ impl Block for BlockQ4_1 {
     const SUB_BLOCK: usize = 32;
     const CODE_BITS: u32 = 4;
     const OFFSET: u8 = 0;
-    const NIBBLES: Option<fn(&Self) -> &[u8; 16]> = Some(|block| &block.qs);
 
     #[inline(always)]
     fn codes(&self, _: usize) -> [u8; STRETCH] {

@@ -181,49 +181,15 @@ impl Simd for Avx2 {
         avx2! { _mm256_castps_si256(x) }
     }
 
-    /// Multiplies unsigned by signed bytes and adds pairs in 16 bits (`vpmaddubsw`), several steps
-    /// before widening: as many as cannot overflow, `15·127·2·8`, `31·127·2·4` and `63·127·2·2` all
-    /// being below 2¹⁵. Signed codes move their sign to `x` first: `128·127·2` fits, once.
-    #[inline(always)]
-    fn dot_codes<const STEPS: usize>(
-        self,
-        bits: u32,
-        w: &[Bytes32; STEPS],
-        x: &[[i8; 4]; STEPS],
-    ) -> Self::I32 {
-        let depth = match bits {
-            0..=4 => 8,
-            5 => 4,
-            6 => 2,
-            _ => 1,
-        };
-        avx2! {
-            let mut total = _mm256_setzero_si256();
-            let mut pairs = _mm256_setzero_si256();
-            for step in 0..STEPS {
-                let w = _mm256_loadu_si256(w[step].0.as_ptr().cast());
-                let x = _mm256_set1_epi32(x[step].as_ptr().cast::<i32>().read_unaligned());
-                let products = if bits == 8 {
-                    _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
-                } else {
-                    _mm256_maddubs_epi16(w, x)
-                };
-                pairs = _mm256_add_epi16(pairs, products);
-                if (step + 1).is_multiple_of(depth) || step + 1 == STEPS {
-                    total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-                    pairs = _mm256_setzero_si256();
-                }
-            }
-            total
-        }
-    }
-
-    /// In 16 bits: `32·2·3·127`, `8·2·15·127` and `1·2·128·127` are below 2¹⁵.
+    /// In 16 bits: `32·2·3·127`, `8·2·15·127`, `4·2·31·127`, `2·2·63·127` and `1·2·128·127` are below
+    /// 2¹⁵.
     #[inline(always)]
     fn depth(bits: u32) -> usize {
         match bits {
             0..=2 => 32,
             3..=4 => 8,
+            5 => 4,
+            6 => 2,
             _ => 1,
         }
     }
@@ -301,52 +267,37 @@ impl Simd for Avx2 {
         avx2! { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 
+    #[inline(always)]
+    fn load_bytes(self, x: &Bytes32) -> Self::I32 {
+        avx2! { _mm256_load_si256(x.0.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F32 {
+        avx2! { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) }
+    }
+
     /// An 8×8 transposition of 32-bit elements: rows `o` and `o + 4` share a register from the load
     /// on, so that no shuffle crosses the 128-bit halves.
     #[inline(always)]
     fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]) {
         for half in 0..2 {
-            let row = |row: usize| &rows[row].0.as_chunks::<16>().0[half];
-            let (low, high) = ([row(0), row(1), row(2), row(3)], [row(4), row(5), row(6), row(7)]);
-            for (i, step) in self.interleave16(low, high).into_iter().enumerate() {
-                avx2! { _mm256_storeu_si256(out[4 * half + i].0.as_mut_ptr().cast(), step) }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]) {
-        let [a, b, c, d, e, f, g, h] = rows;
-        let steps = self.interleave16([a, b, c, d], [e, f, g, h]);
-        for (i, step) in steps.into_iter().enumerate() {
             avx2! {
-                let mask = _mm256_set1_epi8(15);
-                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(step), mask);
-                _mm256_storeu_si256(out[i].0.as_mut_ptr().cast(), _mm256_and_si256(step, mask));
-                _mm256_storeu_si256(out[i + 4].0.as_mut_ptr().cast(), high);
+                let load = |row: usize| _mm_load_si128(rows[row].0.as_ptr().cast::<__m128i>().add(half));
+                let pair = |row| _mm256_set_m128i(load(row + 4), load(row));
+                let [a, b, c, d] = [pair(0), pair(1), pair(2), pair(3)];
+                let [ab, cd] = [_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d)];
+                let [ab_high, cd_high] = [_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d)];
+                let steps = [
+                    _mm256_unpacklo_epi64(ab, cd),
+                    _mm256_unpackhi_epi64(ab, cd),
+                    _mm256_unpacklo_epi64(ab_high, cd_high),
+                    _mm256_unpackhi_epi64(ab_high, cd_high),
+                ];
+                for (out, step) in out[4 * half..].iter_mut().zip(steps) {
+                    _mm256_store_si256(out.0.as_mut_ptr().cast(), step);
+                }
             }
-        }
-    }
-}
-
-impl Avx2 {
-    /// Four steps of four bytes of eight rows: the rows `low` in the low 128 bits, `high` above.
-    #[inline(always)]
-    fn interleave16(self, low: [&[u8; 16]; 4], high: [&[u8; 16]; 4]) -> [__m256i; 4] {
-        avx2! {
-            let load = |i: usize| {
-                let row = _mm256_castsi128_si256(_mm_loadu_si128(low[i].as_ptr().cast()));
-                _mm256_inserti128_si256::<1>(row, _mm_loadu_si128(high[i].as_ptr().cast()))
-            };
-            let [a, b, c, d] = [load(0), load(1), load(2), load(3)];
-            let [ab, cd] = [_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d)];
-            let [ab_high, cd_high] = [_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d)];
-            [
-                _mm256_unpacklo_epi64(ab, cd),
-                _mm256_unpackhi_epi64(ab, cd),
-                _mm256_unpacklo_epi64(ab_high, cd_high),
-                _mm256_unpackhi_epi64(ab_high, cd_high),
-            ]
         }
     }
 }

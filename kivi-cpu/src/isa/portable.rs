@@ -21,7 +21,8 @@ fn lanes<T: Copy + Default>(f: impl Fn(usize) -> T) -> [T; LANES] {
 impl Simd for Portable {
     type F32 = [f32; LANES];
     type I32 = [u32; LANES];
-    type Dots = [i32; LANES];
+    /// Sums of two products, a form that compilers know an instruction for.
+    type Dots = [i32; 2 * LANES];
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
@@ -157,25 +158,14 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot_codes<const STEPS: usize>(
-        self,
-        bits: u32,
-        w: &[Bytes32; STEPS],
-        x: &[[i8; 4]; STEPS],
-    ) -> Self::I32 {
-        // Sums of two products, a form that compilers know an instruction for.
-        let mut pairs = [0i32; 2 * LANES];
-        for (Bytes32(w), x) in w.iter().zip(x) {
-            let product = |i: usize| {
-                let w = if bits == 8 { w[i].cast_signed().into() } else { i16::from(w[i]) };
-                i32::from(w) * i32::from(x[i % 4])
-            };
-            for (i, pair) in pairs.iter_mut().enumerate() {
-                *pair += product(2 * i) + product(2 * i + 1);
-            }
-        }
-        let total = pairs.as_chunks::<2>().0;
-        lanes(|i| (total[i][0] + total[i][1]).cast_unsigned())
+    fn load_bytes(self, x: &Bytes32) -> Self::I32 {
+        let x = x.0.as_chunks().0;
+        lanes(|i| u32::from_ne_bytes(x[i]))
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F32 {
+        lanes(|i| x[i].into())
     }
 
     #[inline(always)]
@@ -185,25 +175,25 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn no_dots(self) -> Self::Dots {
-        [0; LANES]
+        [0; 2 * LANES]
     }
 
     #[inline(always)]
     fn dot4(self, bits: u32, mut sum: Self::Dots, codes: Self::I32, x: Self::I32) -> Self::Dots {
-        for lane in 0..LANES {
-            let (codes, x) = (codes[lane].to_le_bytes(), x[lane].to_le_bytes());
-            for i in 0..4 {
-                let code =
-                    if bits == 8 { codes[i].cast_signed().into() } else { i16::from(codes[i]) };
-                sum[lane] += i32::from(code * i16::from(x[i].cast_signed()));
-            }
+        let (codes, x): (&[u8], &[i8]) = (bytemuck::bytes_of(&codes), bytemuck::cast_slice(&x));
+        let product = |i: usize| {
+            let code = if bits == 8 { codes[i].cast_signed().into() } else { i16::from(codes[i]) };
+            i32::from(code) * i32::from(x[i])
+        };
+        for (i, pair) in sum.iter_mut().enumerate() {
+            *pair += product(2 * i) + product(2 * i + 1);
         }
         sum
     }
 
     #[inline(always)]
     fn widen(self, sums: Self::Dots) -> Self::I32 {
-        lanes(|i| sums[i].cast_unsigned())
+        lanes(|i| (sums[2 * i] + sums[2 * i + 1]).cast_unsigned())
     }
 
     #[inline(always)]
@@ -249,9 +239,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch(self, _address: *const u8) {}
-
-    #[inline(always)]
     fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]) {
         for (s, Bytes32(out)) in out.iter_mut().enumerate() {
             for (out, Bytes32(row)) in out.as_chunks_mut::<4>().0.iter_mut().zip(rows) {
@@ -260,15 +247,7 @@ impl Simd for Portable {
         }
     }
 
+    /// Nothing: plain Rust has no such instruction.
     #[inline(always)]
-    fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]) {
-        let mut codes = [Bytes32::default(); 8];
-        for (Bytes32(codes), row) in codes.iter_mut().zip(rows) {
-            for i in 0..16 {
-                codes[i] = row[i] & 15;
-                codes[i + 16] = row[i] >> 4;
-            }
-        }
-        self.interleave(&codes, out);
-    }
+    fn prefetch(self, _: *const u8) {}
 }

@@ -5,12 +5,7 @@ use super::Kernel;
 /// f32 or 32-bit lanes of a vector.
 pub(crate) const LANES: usize = 8;
 
-/// The lanes of a vector in memory, aligned so that no load crosses a cache line.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[repr(C, align(32))]
-pub(crate) struct Lanes(pub(crate) [f32; LANES]);
-
-/// 32 bytes in memory, aligned like [`Lanes`].
+/// 32 bytes in memory, aligned so that no load crosses a cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub(crate) struct Bytes32(pub(crate) [u8; 32]);
@@ -81,24 +76,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The floats' bits.
     fn f32_to_bits(self, x: Self::F32) -> Self::I32;
 
-    /// Lane `o`: `Σ_s Σ_j w[s][4·o + j]·x[s][j]`, exactly; the inner product of eight rows of codes
-    /// with one vector of 8-bit integers. `STEPS ≤ 8`.
-    ///
-    /// Codes have `bits` bits: up to 6 unsigned, or 8, two's complement. `x` is in −127 … 127.
-    fn dot_codes<const STEPS: usize>(
-        self,
-        bits: u32,
-        w: &[Bytes32; STEPS],
-        x: &[[i8; 4]; STEPS],
-    ) -> Self::I32;
-
-    /// Interleaves eight rows of 32 bytes in groups of four: `out[s][4·o + j] = rows[o][4·s + j]`.
-    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]);
-    /// [`interleave`](Self::interleave) of rows that are packed: elements 0–15 in the low nibbles,
-    /// 16–31 in the high ones.
-    fn interleave_nibbles(self, rows: [&[u8; 16]; 8], out: &mut [Bytes32; 8]);
-
-    // Codes of the cache.
+    // Integer inner products, of the cache's codes and of weights.
 
     /// How many [`dot4`](Self::dot4) of codes of `bits` bits may be added up before
     /// [`widen`](Self::widen).
@@ -107,7 +85,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn no_dots(self) -> Self::Dots;
     /// Adds `Σ_j codes[4·o + j]·x[4·o + j]` to lane `o`, exactly; vectors are read as 32 bytes.
     ///
-    /// Codes have `bits` bits: 2 or 4 unsigned, or 8, two's complement. `x` is in −127 … 127.
+    /// Codes have `bits` bits: up to 6 unsigned, or 8, two's complement. `x` is in −127 … 127.
     fn dot4(self, bits: u32, sum: Self::Dots, codes: Self::I32, x: Self::I32) -> Self::Dots;
     /// The sums as 32-bit lanes.
     fn widen(self, sums: Self::Dots) -> Self::I32;
@@ -154,4 +132,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         let power = |n| self.bits_to_f32(self.shl(self.add_u32(n, self.splat_u32(127)), 23));
         self.mul(self.mul(p, power(half)), power(self.sub_u32(n, half)))
     }
+
+    // Weights.
+
+    /// Bytes from memory; lane `o` holds the bytes `4·o …`.
+    fn load_bytes(self, x: &Bytes32) -> Self::I32;
+    /// The values of eight signed bytes.
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F32;
+    /// Interleaves eight rows of 32 bytes in groups of four: `out[s][4·o + j] = rows[o][4·s + j]`.
+    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]);
 }

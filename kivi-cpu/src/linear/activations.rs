@@ -1,68 +1,49 @@
 //! Activations rounded to 8 bits, the other operand of quantized weights.
 
 use crate::isa::{Isa, Kernel, Simd};
+use bytemuck::{Pod, Zeroable};
+use kivi_core::blocks::STRETCH;
 use rayon::prelude::*;
 
 /// Elements that share a scale.
-pub(super) const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = STRETCH;
 
-/// Elements quantized by one task.
-const TASK_ELEMENTS: usize = 1 << 15;
+/// Blocks quantized by one task.
+const TASK_BLOCKS: usize = 1 << 10;
 
-/// Rows of activations, `x ≈ scale·code`.
-pub(super) struct Activations {
-    columns: usize,
-    sub_block: usize,
-    /// `[rows, columns]`, −127 … 127.
-    codes: Vec<i8>,
-    /// `[rows, columns / sub_block]`: the scale, and the scale times the sum of the codes.
-    scales: Vec<[f32; 2]>,
+/// A block of activations, `x ≈ scale·code`.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ActivationBlock {
+    /// −127 … 127, four columns at a time.
+    pub(super) codes: [[i8; 4]; BLOCK / 4],
+    pub(super) scale: f32,
+    /// The scale times the sum of the codes.
+    pub(super) sum: f32,
+    /// The same for the first and the last 16 codes.
+    pub(super) halves: [f32; 2],
 }
 
-/// One row of [`Activations`].
-#[derive(Clone, Copy)]
-pub(super) struct Row<'a> {
-    /// `[columns]`
-    pub(super) codes: &'a [i8],
-    /// `[columns / sub_block]`
-    pub(super) scales: &'a [[f32; 2]],
+impl ActivationBlock {
+    /// f32 elements of a buffer that take the place of one block.
+    pub(super) const FLOATS: usize = size_of::<Self>() / size_of::<f32>();
 }
 
-impl Activations {
-    /// Quantizes `x`, `[rows, columns]`, for weights whose sub-blocks have `sub_block` (16 or 32)
-    /// elements; `columns` is a multiple of [`BLOCK`] and not 0.
-    pub(super) fn quantize(isa: Isa, x: &[f32], columns: usize, sub_block: usize) -> Self {
-        let mut codes = vec![0; x.len()];
-        let mut scales = vec![[0.0; 2]; x.len() / sub_block];
-        if x.len() <= TASK_ELEMENTS {
-            let (codes, scales) = (&mut codes[..], &mut scales[..]);
-            isa.run(Quantize { x, codes, scales, sub_block });
-        } else {
-            x.par_chunks(TASK_ELEMENTS)
-                .zip(codes.par_chunks_mut(TASK_ELEMENTS))
-                .zip(scales.par_chunks_mut(TASK_ELEMENTS / sub_block))
-                .for_each(|((x, codes), scales)| isa.run(Quantize { x, codes, scales, sub_block }));
-        }
-        Self { columns, sub_block, codes, scales }
-    }
-
-    /// Row `row`.
-    pub(super) fn row(&self, row: usize) -> Row<'_> {
-        let subs = self.columns / self.sub_block;
-        Row {
-            codes: &self.codes[row * self.columns..][..self.columns],
-            scales: &self.scales[row * subs..][..subs],
-        }
+/// Quantizes `x`, whole blocks, into as many blocks; in parallel when there are many.
+pub(super) fn quantize(isa: Isa, x: &[f32], out: &mut [ActivationBlock]) {
+    let (x, _) = x.as_chunks::<BLOCK>();
+    if x.len() <= TASK_BLOCKS {
+        isa.run(Quantize { x, out });
+    } else {
+        let tasks = x.par_chunks(TASK_BLOCKS).zip(out.par_chunks_mut(TASK_BLOCKS));
+        tasks.for_each(|(x, out)| isa.run(Quantize { x, out }));
     }
 }
 
-/// Quantizes a whole number of blocks. Only exact or correctly rounded operations, so that every
-/// instruction set gives the same bits.
+/// Only exact or correctly rounded operations, so that every instruction set gives the same bits.
 struct Quantize<'a> {
-    x: &'a [f32],
-    codes: &'a mut [i8],
-    scales: &'a mut [[f32; 2]],
-    sub_block: usize,
+    x: &'a [[f32; BLOCK]],
+    out: &'a mut [ActivationBlock],
 }
 
 impl Kernel for Quantize<'_> {
@@ -70,15 +51,18 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let subs = BLOCK / self.sub_block;
-        let (x, _) = self.x.as_chunks::<BLOCK>();
-        let (codes, _) = self.codes.as_chunks_mut::<BLOCK>();
-        for ((x, codes), scales) in x.iter().zip(codes).zip(self.scales.chunks_exact_mut(subs)) {
+        for (x, out) in self.x.iter().zip(self.out) {
+            let codes: &mut [i8; BLOCK] = bytemuck::cast_mut(&mut out.codes);
             let scale = quantize_block(x, codes);
-            for (codes, out) in codes.chunks_exact(self.sub_block).zip(scales) {
-                let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
-                *out = [scale, scale * sum as f32];
+            let mut sums = [0; 2];
+            for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<{ BLOCK / 2 }>().0) {
+                for &code in codes {
+                    *sum += i32::from(code);
+                }
             }
+            out.scale = scale;
+            out.sum = scale * (sums[0] + sums[1]) as f32;
+            out.halves = [scale * sums[0] as f32, scale * sums[1] as f32];
         }
     }
 }
@@ -117,14 +101,15 @@ fn quantize_block(x: &[f32; BLOCK], codes: &mut [i8; BLOCK]) -> f32 {
 mod tests {
     use super::*;
 
-    fn one_block(x: [f32; BLOCK], sub_block: usize) -> (Vec<i8>, Vec<[f32; 2]>) {
+    fn one_block(x: [f32; BLOCK]) -> ActivationBlock {
         let mut isas = Isa::available().map(|isa| {
-            let quantized = Activations::quantize(isa, &x, BLOCK, sub_block);
-            (quantized.codes, quantized.scales)
+            let mut out = [ActivationBlock::zeroed()];
+            quantize(isa, &x, &mut out);
+            out[0]
         });
         let first = isas.next().unwrap();
         for other in isas {
-            assert_eq!(format!("{first:?}"), format!("{other:?}"));
+            assert_eq!(bytemuck::bytes_of(&first), bytemuck::bytes_of(&other));
         }
         first
     }
@@ -134,22 +119,23 @@ mod tests {
         let mut x = [0.0; BLOCK];
         x[..8].copy_from_slice(&[127.0, -127.0, 0.5, 1.5, -2.5, 3.49, -0.51, 100.0]);
         x[16] = -7.0;
-        let (codes, scales) = one_block(x, 16);
-        assert_eq!(codes[..8], [127, -127, 0, 2, -2, 3, -1, 100]);
-        assert_eq!(scales, [[1.0, 102.0], [1.0, -7.0]]);
-        assert_eq!(one_block(x, 32).1, [[1.0, 95.0]]);
+        let block = one_block(x);
+        assert_eq!(block.codes[..2], [[127, -127, 0, 2], [-2, 3, -1, 100]]);
+        assert_eq!((block.scale, block.sum, block.halves), (1.0, 95.0, [102.0, -7.0]));
     }
 
     #[test]
     fn extreme_blocks() {
-        assert_eq!(one_block([0.0; BLOCK], 32), (vec![0; BLOCK], vec![[0.0; 2]]));
-        assert_eq!(one_block([1e-38; BLOCK], 32), (vec![0; BLOCK], vec![[0.0; 2]]));
-        let (codes, scales) = one_block([f32::MIN; BLOCK], 32);
-        assert_eq!((codes, scales[0][0]), (vec![-127; BLOCK], f32::MAX / 127.0));
+        assert_eq!(one_block([0.0; BLOCK]), ActivationBlock::zeroed());
+        assert_eq!(one_block([1e-38; BLOCK]), ActivationBlock::zeroed());
+        let block = one_block([f32::MIN; BLOCK]);
+        assert_eq!((block.codes, block.scale), ([[-127; 4]; 8], f32::MAX / 127.0));
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = [1.0; BLOCK];
             x[31] = bad;
-            assert!(one_block(x, 16).1.iter().flatten().all(|scale| scale.is_nan()));
+            let block = one_block(x);
+            let floats = [block.scale, block.sum, block.halves[0], block.halves[1]];
+            assert!(floats.iter().all(|float| float.is_nan()));
         }
     }
 }

@@ -4,9 +4,8 @@
 //! of [`Simd::sum`]. Blocks of weight and activation rows share their loads; that changes which
 //! results are computed together, never the order within one.
 
-use super::Input;
-use super::tiles::{Tile, for_each_tile};
-use crate::isa::{Kernel, LANES, Simd};
+use super::rectangle::Rectangle;
+use crate::isa::{Isa, Kernel, LANES, Simd};
 use kivi_core::WeightData;
 use std::array::from_fn;
 use std::marker::PhantomData;
@@ -67,38 +66,43 @@ impl Element for Native {
     }
 }
 
-/// Multiplies weights of element type `E`.
-pub(super) fn multiply<E: Element>(input: Input<'_>, out: &mut [f32]) {
-    let [outputs, columns] = input.weight.shape();
-    for_each_tile(out, outputs, columns, |tile| {
-        let Input { isa, weight, x, bias, .. } = input;
-        isa.run(MultiplyTile::<E> { weight, x, bias, tile, element: PhantomData });
-    });
+/// Arguments of one multiplication, lengths checked.
+pub(super) struct Input<'a> {
+    pub(super) isa: Isa,
+    pub(super) weight: &'a WeightData,
+    /// The first output to be computed.
+    pub(super) first: usize,
+    /// `[rows, columns]`
+    pub(super) x: &'a [f32],
+    /// One for each output to be computed.
+    pub(super) bias: Option<&'a [f32]>,
 }
 
-/// One tile of [`multiply`].
-struct MultiplyTile<'a, E> {
-    weight: &'a WeightData,
-    x: &'a [f32],
-    bias: Option<&'a [f32]>,
-    tile: Tile<'a>,
+/// Multiplies weights of element type `E` into `out`, `[rows, outputs]`.
+pub(super) fn multiply<E: Element>(input: Input<'_>, out: Rectangle<'_>) {
+    input.isa.run(Multiply::<E> { input, out, element: PhantomData });
+}
+
+struct Multiply<'a, E> {
+    input: Input<'a>,
+    out: Rectangle<'a>,
     element: PhantomData<E>,
 }
 
-impl<E: Element> Kernel for MultiplyTile<'_, E> {
+impl<E: Element> Kernel for Multiply<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Tile { rows, outputs, mut out } = self.tile;
-        let [_, columns] = self.weight.shape();
-        let convert = size_of::<E::Raw>() < 4 && rows.len() >= CONVERT_ROWS;
+    fn run<S: Simd>(mut self, simd: S) {
+        let Input { weight, first, x, bias, .. } = self.input;
+        let [_, columns] = weight.shape();
+        let (rows, outputs) = (self.out.rows(), self.out.width());
+        let convert = size_of::<E::Raw>() < 4 && rows >= CONVERT_ROWS;
         let mut converted = vec![0.0; if convert { OUTPUTS * columns } else { 0 }];
-        for first in outputs.clone().step_by(OUTPUTS) {
+        for start in (0..outputs).step_by(OUTPUTS) {
             // The last group repeats the last row; its surplus results are dropped.
-            let weights: [&[E::Raw]; OUTPUTS] = from_fn(|i| {
-                bytemuck::cast_slice(self.weight.row((first + i).min(outputs.end - 1)))
-            });
+            let weights: [&[E::Raw]; OUTPUTS] =
+                from_fn(|i| bytemuck::cast_slice(weight.row(first + (start + i).min(outputs - 1))));
             if convert && columns > 0 {
                 for (weights, out) in weights.iter().zip(converted.chunks_exact_mut(columns)) {
                     convert_row::<S, E>(simd, weights, out);
@@ -106,11 +110,10 @@ impl<E: Element> Kernel for MultiplyTile<'_, E> {
             }
             let native: [&[f32]; OUTPUTS] =
                 from_fn(|i| if convert { &converted[i * columns..][..columns] } else { &[] });
-            let bias = self.bias.map(|bias| &bias[first..]);
-            for (out, row) in out.chunks_mut(ROWS).zip(rows.clone().step_by(ROWS)) {
-                let count = out.len();
+            for row in (0..rows).step_by(ROWS) {
+                let count = ROWS.min(rows - row);
                 // Likewise for a short group of activation rows, unless it is a single one.
-                let x = |i: usize| &self.x[(row + i.min(count - 1)) * columns..][..columns];
+                let x = |i: usize| &x[(row + i.min(count - 1)) * columns..][..columns];
                 let mut results = [[0.0; ROWS]; OUTPUTS];
                 if count == 1 {
                     let single = if convert {
@@ -126,10 +129,10 @@ impl<E: Element> Kernel for MultiplyTile<'_, E> {
                 } else {
                     results = dots::<S, E, ROWS>(simd, weights, [x(0), x(1), x(2)]);
                 }
-                for (r, out) in out.iter_mut().enumerate() {
-                    let out = &mut out[first - outputs.start..];
+                for r in 0..count {
+                    let out = &mut self.out.row(row + r)[start..];
                     for (i, (out, results)) in out.iter_mut().zip(&results).enumerate() {
-                        *out = bias.map_or(results[r], |bias| results[r] + bias[i]);
+                        *out = bias.map_or(results[r], |bias| results[r] + bias[start + i]);
                     }
                 }
             }

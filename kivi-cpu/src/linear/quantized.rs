@@ -6,250 +6,181 @@
 //! Σ w·x = Σ_sub-blocks  s·t·(Σ c·q) + m·(t·Σ q)
 //! ```
 //!
-//! where `Σ c·q` is an exact integer and `t·Σ q` was prepared with the activations. Eight weight rows
-//! form a *panel*: their codes are unpacked and interleaved, a stretch of columns at a time, so that a
-//! vector holds the eight rows side by side and a step multiplies them by four consecutive
-//! activations, broadcast. No sum ever crosses lanes, each result has one accumulator, which takes
-//! the sub-blocks in order, and the panel is reused for all activation rows of the tile. A single row
-//! takes the same path; unpacking is then most of its work.
+//! where `Σ c·q` is an exact integer and `t·Σ q` was prepared with the activations. A panel of eight
+//! weight rows ([`panels`](super::panels)) meets up to four rows of activations at once: its codes are
+//! taken out of their bits once and multiplied by four consecutive activations of each row, broadcast.
+//! Each result has one accumulator, a lane, which takes the sub-blocks in order; so it does not depend
+//! on what is computed beside it.
 
-use super::Input;
-use super::activations::{Activations, Row};
-use super::tiles::{PANEL, TILE_ROWS, Tile, for_each_tile};
-use crate::isa::{Bytes32, Kernel, LANES, Lanes, Simd};
-use kivi_core::WeightData;
+use super::activations::ActivationBlock;
+use super::panels::{Layout, Panel, Panels};
+use super::rectangle::Rectangle;
+use super::work::PANEL;
+use crate::isa::{Isa, Kernel, LANES, Simd};
 use kivi_core::blocks::{Block, STRETCH};
 use std::marker::PhantomData;
 
-/// Columns unpacked at once: 8 KiB of codes, a quarter of a first-level cache.
-const PANEL_COLUMNS: usize = 1024;
+/// Activation rows taken together: as many sums as fit in 16 registers beside their operands.
+const ROWS: usize = 4;
 
-const _: () = assert!(PANEL == LANES);
+/// How far ahead of its use the data of a panel is fetched, in stretches; the next panel follows in
+/// memory. (*Measured*: without it, half of the time of a single row goes by waiting.)
+const AHEAD: usize = 16;
 
-/// Multiplies weights in blocks `B`, whose sub-blocks have `4·STEPS` elements.
-pub(super) fn multiply<B: Block, const STEPS: usize>(input: Input<'_>, out: &mut [f32]) {
-    const { assert!(4 * STEPS == B::SUB_BLOCK && STRETCH.is_multiple_of(B::SUB_BLOCK)) };
-    const { assert!(PANEL_COLUMNS.is_multiple_of(B::FORMAT.block_elements())) };
-    let Input { isa, weight, x, bias, .. } = input;
-    let [outputs, columns] = weight.shape();
-    let x = &Activations::quantize(isa, x, columns.max(1), B::SUB_BLOCK);
-    for_each_tile(out, outputs, columns, |tile| {
-        isa.run(MultiplyTile::<B, STEPS> { weight, x, bias, tile, block: PhantomData });
-    });
+/// A cache line, in vectors of 32 bytes.
+const LINE: usize = 2;
+
+/// Arguments of one multiplication, lengths checked.
+pub(super) struct Input<'a> {
+    pub(super) isa: Isa,
+    pub(super) weight: &'a Panels,
+    pub(super) columns: usize,
+    /// The first output to be computed, a multiple of [`PANEL`].
+    pub(super) first: usize,
+    /// `[rows, columns / 32]`
+    pub(super) x: &'a [ActivationBlock],
+    /// One for each output to be computed.
+    pub(super) bias: Option<&'a [f32]>,
 }
 
-/// One tile of [`multiply`].
-struct MultiplyTile<'a, B, const STEPS: usize> {
-    weight: &'a WeightData,
-    x: &'a Activations,
-    bias: Option<&'a [f32]>,
-    tile: Tile<'a>,
+/// Multiplies weights in blocks `B` into `out`, `[rows, outputs]`.
+pub(super) fn multiply<B: Block>(input: Input<'_>, out: Rectangle<'_>) {
+    input.isa.run(Multiply::<B> { input, out, block: PhantomData });
+}
+
+struct Multiply<'a, B> {
+    input: Input<'a>,
+    out: Rectangle<'a>,
     block: PhantomData<B>,
 }
 
-impl<B: Block, const STEPS: usize> Kernel for MultiplyTile<'_, B, STEPS> {
+impl<B: Block> Kernel for Multiply<'_, B> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Tile { rows, outputs, mut out } = self.tile;
-        let [_, columns] = self.weight.shape();
-        let mut panel = Panel::new::<B>(columns.min(PANEL_COLUMNS));
-        let mut sums = [Lanes::default(); TILE_ROWS];
-        let sums = &mut sums[..rows.len()];
-        for first in outputs.clone().step_by(PANEL) {
-            sums.fill(Lanes::default());
-            // The last panel repeats the last row; its surplus results are dropped.
-            let weights: [&[B]; PANEL] = std::array::from_fn(|lane| {
-                bytemuck::cast_slice(self.weight.row((first + lane).min(outputs.end - 1)))
-            });
-            for start in (0..columns).step_by(PANEL_COLUMNS) {
-                let end = columns.min(start + PANEL_COLUMNS);
-                let elements = B::FORMAT.block_elements();
-                panel.unpack(simd, weights.map(|row| &row[start / elements..end / elements]));
-                for (sums, row) in sums.chunks_mut(4).zip(rows.clone().step_by(4)) {
-                    let x = |i| {
-                        let Row { codes, scales } = self.x.row(row + i);
-                        let scales = &scales[start / B::SUB_BLOCK..end / B::SUB_BLOCK];
-                        Row { codes: &codes[start..end], scales }
-                    };
-                    match sums {
-                        [a, b, c, d] => {
-                            let sums = [a, b, c, d];
-                            accumulate::<S, B, STEPS, 4>(
-                                simd,
-                                &panel,
-                                [x(0), x(1), x(2), x(3)],
-                                sums,
-                            );
-                        }
-                        [a, b, c] => {
-                            let sums = [a, b, c];
-                            accumulate::<S, B, STEPS, 3>(simd, &panel, [x(0), x(1), x(2)], sums);
-                        }
-                        [a, b] => {
-                            accumulate::<S, B, STEPS, 2>(simd, &panel, [x(0), x(1)], [a, b]);
-                        }
-                        [a] => accumulate::<S, B, STEPS, 1>(simd, &panel, [x(0)], [a]),
-                        _ => {}
-                    }
-                }
-            }
-            let bias = self.bias.map(|bias| &bias[first..]);
-            for (out, Lanes(sums)) in out.iter_mut().zip(&*sums) {
-                let out = &mut out[first - outputs.start..];
-                for (lane, (out, sum)) in out.iter_mut().zip(sums).enumerate() {
-                    *out = bias.map_or(*sum, |bias| sum + bias[lane]);
-                }
+    fn run<S: Simd>(mut self, simd: S) {
+        let Input { weight, columns, first, .. } = self.input;
+        for start in (0..self.out.width()).step_by(PANEL) {
+            let panel = weight.panel::<B>((first + start) / PANEL, columns);
+            let rows = self.out.rows();
+            let mut row = 0;
+            while row < rows {
+                row += match rows - row {
+                    1 => self.rows::<S, 1>(simd, panel, start, row),
+                    2 | 3 => self.rows::<S, 2>(simd, panel, start, row),
+                    _ => self.rows::<S, ROWS>(simd, panel, start, row),
+                };
             }
         }
     }
 }
 
-/// Repeats a statement for a constant 0 … 7.
-macro_rules! unroll_8 {
-    ($index:ident => $body:expr) => {
-        unroll_8!($index => $body; 0 1 2 3 4 5 6 7)
-    };
-    ($index:ident => $body:expr; $($value:literal)*) => {
-        $({
-            let $index = $value;
-            $body
-        })*
-    };
-}
-
-/// Eight weight rows, unpacked and interleaved. The columns in use are those unpacked last.
-struct Panel {
-    /// `[columns / 32]` of eight steps: bytes `4·lane …` of one are row `lane`'s codes of four
-    /// columns.
-    codes: Vec<[Bytes32; STRETCH / 4]>,
-    /// `[columns / sub_block]`: scale and min of each row.
-    scales: Vec<[Lanes; 2]>,
-}
-
-impl Panel {
-    /// Room for `columns` columns.
-    fn new<B: Block>(columns: usize) -> Self {
-        Self {
-            codes: vec![Default::default(); columns / STRETCH],
-            scales: vec![Default::default(); columns / B::SUB_BLOCK],
-        }
-    }
-
-    /// Unpacks the same columns of eight rows, all of the same length.
+impl<B: Block> Multiply<'_, B> {
+    /// The products of a panel with the rows `row … row + R − 1`, to the columns `start …`. Returns
+    /// `R`.
     #[inline(always)]
-    fn unpack<S: Simd, B: Block>(&mut self, simd: S, rows: [&[B]; PANEL]) {
-        let elements = B::FORMAT.block_elements();
-        let blocks = rows[0].len();
-        let rows = rows.map(|row| &row[..blocks]);
-        let codes = self.codes.chunks_exact_mut(elements / STRETCH);
-        let scales = self.scales.chunks_exact_mut(elements / B::SUB_BLOCK);
-        for ((index, codes), scales) in (0..blocks).zip(codes).zip(scales) {
-            let [a, b, c, d, e, f, g, h] = rows;
-            let block = [
-                &a[index], &b[index], &c[index], &d[index], &e[index], &f[index], &g[index],
-                &h[index],
-            ];
-            unpack_scales(simd, block, scales);
-            // Unrolled, so that shifts and masks are constants.
-            unroll_8!(stretch => if let Some(out) = codes.get_mut(stretch) {
-                unpack_codes(simd, block, stretch, out);
-            });
+    fn rows<S: Simd, const R: usize>(
+        &mut self,
+        simd: S,
+        panel: Panel<'_>,
+        start: usize,
+        row: usize,
+    ) -> usize {
+        let blocks = self.input.columns / STRETCH;
+        let mut x: [&[ActivationBlock]; R] = [&[]; R];
+        for (i, x) in x.iter_mut().enumerate() {
+            *x = &self.input.x[(row + i) * blocks..][..blocks];
         }
-    }
-}
-
-/// Scales and mins of eight blocks, such that a value is `scale·code + min`.
-#[inline(always)]
-fn unpack_scales<S: Simd, B: Block>(simd: S, blocks: [&B; PANEL], out: &mut [[Lanes; 2]]) {
-    let mut halves = [[[0; 2]; LANES]; 2];
-    for (lane, block) in blocks.iter().enumerate() {
-        let [scale, min] = block.header();
-        halves[0][lane] = scale.to_le_bytes();
-        halves[1][lane] = min.to_le_bytes();
-    }
-    let [mut scales, mut mins] = [[0.0; LANES]; 2];
-    simd.store(simd.load_f16_le(&halves[0]), &mut scales);
-    simd.store(simd.load_f16_le(&halves[1]), &mut mins);
-    let per_half = out.len().div_ceil(2);
-    for (half, out) in out.chunks_mut(per_half).enumerate() {
-        unroll_8!(sub => if let Some([Lanes(out_scales), Lanes(out_mins)]) = out.get_mut(sub) {
-            for lane in 0..LANES {
-                let sub = half * per_half + sub;
-                let (scale, min) = blocks[lane].affine(scales[lane], mins[lane], sub);
-                out_scales[lane] = scale;
-                out_mins[lane] = min - scale * f32::from(B::OFFSET);
+        let sums = products::<S, B, R>(simd, panel, x);
+        for (i, sums) in sums.into_iter().enumerate() {
+            let out = &mut self.out.row(row + i)[start..];
+            let mut lanes = [0.0; LANES];
+            simd.store(sums, &mut lanes);
+            if let Some(bias) = self.input.bias {
+                for (lane, bias) in lanes.iter_mut().zip(&bias[start..]) {
+                    *lane += bias;
+                }
             }
-        });
-    }
-}
-
-/// Codes of one stretch of eight blocks; signed, their offset gone, if they have 8 bits.
-#[inline(always)]
-fn unpack_codes<S: Simd, B: Block>(
-    simd: S,
-    blocks: [&B; PANEL],
-    stretch: usize,
-    out: &mut [Bytes32; STRETCH / 4],
-) {
-    if let Some(nibbles) = B::NIBBLES {
-        let [a, b, c, d, e, f, g, h] = blocks;
-        let rows = [
-            nibbles(a),
-            nibbles(b),
-            nibbles(c),
-            nibbles(d),
-            nibbles(e),
-            nibbles(f),
-            nibbles(g),
-            nibbles(h),
-        ];
-        return simd.interleave_nibbles(rows, out);
-    }
-    let mut rows = [Bytes32::default(); PANEL];
-    for (Bytes32(codes), block) in rows.iter_mut().zip(blocks) {
-        *codes = block.codes(stretch);
-        if B::CODE_BITS == 8 {
-            for code in codes {
-                *code ^= 0x80;
+            for (out, lane) in out.iter_mut().zip(lanes) {
+                *out = lane;
             }
         }
+        R
     }
-    simd.interleave(&rows, out);
 }
 
-/// Adds the panel's products with `R` rows of activations to their sums.
+/// The products of eight weight rows with `R` rows of activations.
 #[inline(always)]
-fn accumulate<S: Simd, B: Block, const STEPS: usize, const R: usize>(
+fn products<S: Simd, B: Block, const R: usize>(
     simd: S,
-    panel: &Panel,
-    x: [Row<'_>; R],
-    sums: [&mut Lanes; R],
-) {
-    let subs = x[0].scales.len();
-    let codes = &panel.codes.as_flattened().as_chunks::<STEPS>().0[..subs];
-    let scales = &panel.scales[..subs];
-    let x_codes = x.map(|x| &x.codes.as_chunks::<4>().0.as_chunks::<STEPS>().0[..subs]);
-    let x_scales = x.map(|x| &x.scales[..subs]);
+    panel: Panel<'_>,
+    x: [&[ActivationBlock]; R],
+) -> [S::F32; R] {
     let mut totals = [simd.splat(0.0); R];
-    for (total, sums) in totals.iter_mut().zip(&sums) {
-        *total = simd.load(&sums.0);
-    }
-    for sub in 0..subs {
-        let [scale, min] = [simd.load(&scales[sub][0].0), simd.load(&scales[sub][1].0)];
-        for r in 0..R {
-            let dot = simd.dot_codes(B::CODE_BITS, &codes[sub], &x_codes[r][sub]);
-            let [x_scale, x_sum] = x_scales[r][sub];
-            let [x_scale, x_sum] = [simd.splat(x_scale), simd.splat(x_sum)];
-            let scaled = simd.mul(simd.i32_to_f32(dot), scale);
-            totals[r] = simd.mul_add(scaled, x_scale, totals[r]);
-            if B::CODE_BITS != 8 {
-                totals[r] = simd.mul_add(min, x_sum, totals[r]);
+    let mut headers = panel.headers.chunks_exact(B::PARTS);
+    let mut subs = panel.subs.chunks_exact(B::PARTS);
+    let mut parts = [simd.splat(0.0); 2];
+    for (stretch, vectors) in panel.codes.chunks_exact(B::VECTORS).enumerate() {
+        for vector in (0..B::VECTORS).step_by(LINE) {
+            ahead(simd, vectors, AHEAD * B::VECTORS + vector);
+        }
+        if stretch % B::STRETCHES == 0
+            && let Some(header) = headers.next()
+        {
+            ahead(simd, header, AHEAD.div_ceil(B::STRETCHES) * B::PARTS);
+            for (part, header) in parts.iter_mut().zip(header) {
+                *part = simd.load_f16_le(header);
+            }
+        }
+        for sub in 0..B::STRETCH_SUBS {
+            let [mut scale, mut min] = parts;
+            if B::SUBS > 0
+                && let Some(sub) = subs.next()
+            {
+                ahead(simd, sub, AHEAD * B::STRETCH_SUBS * B::PARTS);
+                scale = simd.mul(scale, simd.load_i8(&sub[0]));
+                if B::PARTS == 2 {
+                    min = simd.mul(min, simd.load_i8(&sub[1]));
+                }
+            }
+            if B::PARTS == 1 {
+                min = simd.mul(scale, simd.splat(-f32::from(B::OFFSET)));
+            }
+            let mut sums = [simd.splat_u32(0); R];
+            let mut dots = [simd.no_dots(); R];
+            for step in 0..B::SUB_BLOCK / 4 {
+                let column = sub * (B::SUB_BLOCK / 4) + step;
+                let w = B::step(simd, vectors, column);
+                let depth = S::depth(B::CODE_BITS);
+                for ((sum, dot), x) in sums.iter_mut().zip(&mut dots).zip(x) {
+                    if step > 0 && step.is_multiple_of(depth) {
+                        *sum = simd.add_u32(*sum, simd.widen(*dot));
+                        *dot = simd.no_dots();
+                    }
+                    let x = simd.splat_u32(u32::from_ne_bytes(
+                        x[stretch].codes[column].map(i8::cast_unsigned),
+                    ));
+                    *dot = simd.dot4(B::CODE_BITS, *dot, w, x);
+                }
+            }
+            for (((total, sum), dot), x) in totals.iter_mut().zip(sums).zip(dots).zip(x) {
+                let x = &x[stretch];
+                let sum = simd.add_u32(sum, simd.widen(dot));
+                let scaled = simd.mul(simd.i32_to_f32(sum), scale);
+                *total = simd.mul_add(scaled, simd.splat(x.scale), *total);
+                // Codes of 8 bits are signed: their offset is gone.
+                if B::CODE_BITS != 8 {
+                    let sum = if B::STRETCH_SUBS == 1 { x.sum } else { x.halves[sub] };
+                    *total = simd.mul_add(min, simd.splat(sum), *total);
+                }
             }
         }
     }
-    for (total, sums) in totals.into_iter().zip(sums) {
-        simd.store(total, &mut sums.0);
-    }
+    totals
+}
+
+/// Asks for the element `by` after the first of a slice, which may lie beyond its end.
+#[inline(always)]
+fn ahead<S: Simd, T>(simd: S, slice: &[T], by: usize) {
+    simd.prefetch(slice.as_ptr().wrapping_add(by).cast());
 }
