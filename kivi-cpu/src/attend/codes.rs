@@ -12,6 +12,9 @@ use crate::{
 };
 use std::ops::Range;
 
+/// Rows of keys that are multiplied at once: 512 channels of 2 bits, 128 of 8.
+const MAX_ROWS: usize = 32;
+
 /// Logits of one group of keys for the active queries, into their weights from vector `first` on.
 /// The scales and zeros have been set.
 pub(super) struct KeyCodes<'a, const QUADS: usize> {
@@ -43,32 +46,35 @@ impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
             order.pad(codes, scratch.padded.as_flattened_mut());
             &scratch.padded
         };
-        let rows =
-            (chunks, |i: usize| codes.get(i * vectors..(i + 1) * vectors).unwrap_or_default());
-        let operands = &scratch.operands;
-        for (pair, queries) in scratch.active.chunks(2).enumerate() {
-            let operand = 2 * pair;
-            if let &[a, b] = queries {
-                let planes = [operands.planes(operand), operands.planes(operand + 1)];
-                let folded = [operands.get(operand), operands.get(operand + 1)];
-                let [a, b] = scratch.weights.two_rows_mut(a, b);
-                for vector in (0..vectors).step_by(2) {
-                    let [x, y] = dots::<S, QUADS, 2, 2>(simd, rows, vector, planes);
-                    set_logits(simd, folded[0], x, &mut a[first + vector..]);
-                    set_logits(simd, folded[1], y, &mut b[first + vector..]);
-                }
-            } else if let &[a] = queries {
-                let (planes, folded) = ([operands.planes(operand)], operands.get(operand));
-                let a = scratch.weights.row_mut(a);
-                let mut vector = 0;
-                while vector + 4 <= vectors {
-                    let [x] = dots::<S, QUADS, 4, 1>(simd, rows, vector, planes);
-                    set_logits(simd, folded, x, &mut a[first + vector..]);
-                    vector += 4;
-                }
-                if vector < vectors {
-                    let [x] = dots::<S, QUADS, 2, 1>(simd, rows, vector, planes);
-                    set_logits(simd, folded, x, &mut a[first + vector..]);
+        let Scratch { operands, active, weights, .. } = scratch;
+        let mut rows: [Row<'_>; MAX_ROWS] = [&[]; MAX_ROWS];
+        for start in (0..chunks).step_by(MAX_ROWS) {
+            let count = MAX_ROWS.min(chunks - start);
+            for (row, words) in rows.iter_mut().zip(codes.chunks_exact(vectors).skip(start)) {
+                *row = words;
+            }
+            let (rows, stripe, add) = (&rows[..count], start * QUADS / LANES, start > 0);
+            for (pair, queries) in active.chunks(2).enumerate() {
+                let (folded, planes) = operands.pair(pair);
+                let planes = &planes[stripe..];
+                if let &[a, b] = queries {
+                    let [a, b] = weights.two_rows_mut(a, b);
+                    for vector in (0..vectors).step_by(2) {
+                        let [x, y] = dots::<S, QUADS, 2, 2>(simd, rows, vector, planes);
+                        set_logits(simd, folded[0], x, &mut a[first + vector..], add);
+                        set_logits(simd, folded[1], y, &mut b[first + vector..], add);
+                    }
+                } else if let &[a] = queries {
+                    let a = &mut weights.row_mut(a)[first..];
+                    if vectors >= 4 {
+                        for vector in (0..vectors).step_by(4) {
+                            let [x] = dots::<S, QUADS, 4, 1>(simd, rows, vector, planes);
+                            set_logits(simd, folded[0], x, &mut a[vector..], add);
+                        }
+                    } else {
+                        let [x] = dots::<S, QUADS, 2, 1>(simd, rows, 0, planes);
+                        set_logits(simd, folded[0], x, a, add);
+                    }
                 }
             }
         }
@@ -81,21 +87,22 @@ fn set_logits<S: Simd, const V: usize>(
     folded: Operand,
     found: [S::F32; V],
     logits: &mut [[f32; LANES]],
+    add: bool,
 ) {
     let [unit, constant] = [simd.splat(folded.unit), simd.splat(folded.constant)];
     let Some(logits) = logits.first_chunk_mut::<V>() else { return };
     for v in 0..V {
-        simd.store(simd.mul_add(found[v], unit, constant), &mut logits[v]);
+        let before = if add { simd.load(&logits[v]) } else { constant };
+        simd.store(simd.mul_add(found[v], unit, before), &mut logits[v]);
     }
 }
 
 /// Adds some channels of the weighted values of a tile, of one group of channels, to the active
-/// queries' sums. The weights have been folded; row 0 is multiplied with word `QUADS·first` of the
-/// planes.
+/// queries' sums. The weights have been folded.
 pub(super) struct ValueCodes<'a, const QUADS: usize> {
     pub(super) scratch: &'a Scratch,
+    /// All rows of the tile up to the last one that counts.
     pub(super) rows: &'a [Row<'a>],
-    pub(super) first: usize,
     pub(super) channels: Range<usize>,
     pub(super) partial: &'a mut Partial,
 }
@@ -105,19 +112,14 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { scratch, rows, first, channels, partial } = self;
-        let rows = (rows.len(), |i: usize| rows[i]);
+        let Self { scratch, rows, channels, partial } = self;
         let vectors = channels.start / LANES..channels.end.div_ceil(LANES);
-        let operands = &scratch.operands;
-        let planes = |operand: usize| operands.planes(operand).from(QUADS * first);
         for (pair, queries) in scratch.active.chunks(2).enumerate() {
-            let operand = 2 * pair;
+            let (folded, planes) = scratch.operands.pair(pair);
             let mut vector = vectors.start;
             while vector < vectors.end {
                 let left = vectors.end - vector;
                 if let &[a, b] = queries {
-                    let planes = [planes(operand), planes(operand + 1)];
-                    let folded = [operands.get(operand), operands.get(operand + 1)];
                     if left >= 2 {
                         let [x, y] = dots::<S, QUADS, 2, 2>(simd, rows, vector, planes);
                         add_values(simd, folded[0], x, partial.sums_mut(a), vector);
@@ -130,15 +132,14 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
                         vector += 1;
                     }
                 } else if let &[a] = queries {
-                    let (planes, folded) = ([planes(operand)], operands.get(operand));
                     let sums = partial.sums_mut(a);
                     if left >= 4 {
                         let [x] = dots::<S, QUADS, 4, 1>(simd, rows, vector, planes);
-                        add_values(simd, folded, x, sums, vector);
+                        add_values(simd, folded[0], x, sums, vector);
                         vector += 4;
                     } else {
                         let [x] = dots::<S, QUADS, 1, 1>(simd, rows, vector, planes);
-                        add_values(simd, folded, x, sums, vector);
+                        add_values(simd, folded[0], x, sums, vector);
                         vector += 1;
                     }
                 }

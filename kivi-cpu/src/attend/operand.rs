@@ -10,7 +10,7 @@
 //! has no preferred sign, stays. This matters where large terms cancel: under almost uniform
 //! attention the output is small beside its terms, and equal weights err alike.
 
-use super::dots::Planes;
+use super::dots::Stripe;
 use crate::isa::{LANES, Simd};
 use kivi_core::Bits;
 
@@ -36,29 +36,25 @@ pub(super) struct Operands {
     /// The operand being folded, in floats.
     folded: Vec<[f32; LANES]>,
     list: Vec<Operand>,
-    /// `[operands, 2, length / STRIPE]` stripes of words, four elements to a word.
-    planes: Vec<[u32; LANES]>,
-    /// Vectors of words of one plane.
-    vectors: usize,
+    /// `[operands / 2, length / STRIPE]`: two operands side by side.
+    planes: Vec<Stripe>,
+    /// Stripes of one operand.
+    stripes: usize,
 }
 
 impl Operands {
     /// Room for `count` operands of up to `length` elements.
     pub(super) fn resize(&mut self, count: usize, length: usize) {
-        self.vectors = length.div_ceil(STRIPE);
-        self.folded.resize(4 * self.vectors, [0.0; LANES]);
-        self.list.resize(count, Operand::default());
-        self.planes.resize(count * 2 * self.vectors, [0; LANES]);
+        self.stripes = length.div_ceil(STRIPE);
+        self.folded.resize(4 * self.stripes, [0.0; LANES]);
+        self.list.resize(count.next_multiple_of(2), Operand::default());
+        self.planes.resize(count.div_ceil(2) * self.stripes, Stripe::default());
     }
 
-    pub(super) fn get(&self, index: usize) -> Operand {
-        self.list[index]
-    }
-
-    pub(super) fn planes(&self, index: usize) -> Planes<'_> {
-        let planes = &self.planes[index * 2 * self.vectors..][..2 * self.vectors];
-        let (high, low) = planes.as_flattened().split_at(self.vectors * LANES);
-        Planes { high, low }
+    /// Operands `2·pair` and `2·pair + 1`, and their planes.
+    pub(super) fn pair(&self, pair: usize) -> ([Operand; 2], &[Stripe]) {
+        let planes = &self.planes[pair * self.stripes..(pair + 1) * self.stripes];
+        ([self.list[2 * pair], self.list[2 * pair + 1]], planes)
     }
 
     /// Folds `Σ_i a_i·(s_i·c_i + z_i)`: `a`, `scales` and `zeros` have the same length, a multiple
@@ -92,18 +88,17 @@ impl Operands {
         let unit = largest / TOP;
         let inverse = if largest < TINY { 0.0 } else { TOP / largest };
         let splat = simd.splat(inverse);
-        let planes = &mut self.planes[index * 2 * self.vectors..][..2 * self.vectors];
-        let (high, low) = planes.split_at_mut(self.vectors);
+        let planes = &mut self.planes[index / 2 * self.stripes..];
         let mut rounded = simd.splat_u32(0);
-        let stripes = folded.as_chunks::<4>().0;
-        for ((x, high), low) in stripes.iter().zip(high).zip(low) {
+        for (x, stripe) in folded.as_chunks::<4>().0.iter().zip(planes) {
             let mut scaled = [zero; 4];
             for i in 0..4 {
                 scaled[i] = simd.mul(simd.load(&x[i]), splat);
             }
-            let ([high_words, low_words], sums) = simd.split(&scaled);
-            simd.store_u32(high_words, high);
-            simd.store_u32(low_words, low);
+            let ([high, low], sums) = simd.split(&scaled);
+            let [to_high, to_low] = &mut stripe[index % 2];
+            simd.store_u32(high, to_high);
+            simd.store_u32(low, to_low);
             rounded = simd.add_u32(rounded, sums);
         }
         // Stored codes are `c − offset`, and their middle is half a code below half their range.

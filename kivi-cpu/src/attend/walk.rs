@@ -288,7 +288,8 @@ impl<'a> Tile<'a> {
         // At 8 bits a row is four tokens.
         let mut rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
         self.value_rows(order, words.clone(), &mut padded, &mut rows);
-        let rows = &rows[words.clone()];
+        // Rows before the first one that counts are empty.
+        let rows = &rows[..words.end];
         let groups = g.head_dim.div_ceil(g.group);
         for index in 0..groups {
             self.prefetch_values(simd, order, index, groups);
@@ -300,16 +301,15 @@ impl<'a> Tile<'a> {
                 scratch.fold_values(simd, operand, bits, coded, skip_zeros);
             }
             let channels = index * g.group..g.head_dim.min((index + 1) * g.group);
-            let first = words.start;
             match bits {
                 Bits::Two => {
-                    simd.call(ValueCodes::<4> { scratch, rows, first, channels, partial });
+                    simd.call(ValueCodes::<4> { scratch, rows, channels, partial });
                 }
                 Bits::Four => {
-                    simd.call(ValueCodes::<2> { scratch, rows, first, channels, partial });
+                    simd.call(ValueCodes::<2> { scratch, rows, channels, partial });
                 }
                 Bits::Eight => {
-                    simd.call(ValueCodes::<1> { scratch, rows, first, channels, partial });
+                    simd.call(ValueCodes::<1> { scratch, rows, channels, partial });
                 }
             }
         }
