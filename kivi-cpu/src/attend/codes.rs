@@ -1,27 +1,55 @@
-//! The loops over packed codes: one group of keys, and one group of channels of a tile of values.
+//! The loops over packed codes: one group of keys, and a tile of values.
 
 use super::{
+    TILE,
     dots::{Row, dots},
-    operand::{Operand, STRIPE},
+    operand::{Operand, Params, STRIPE},
     partial::Partial,
-    scratch::Scratch,
+    scratch::{Scratch, params},
+    walk::Tile,
 };
 use crate::{
-    cache::KeyOrder,
+    cache::{KeyOrder, Page, Tensor, ValueOrder},
     isa::{Kernel, LANES, Simd},
 };
-use std::ops::Range;
+use half::f16;
 
 /// Rows of keys that are multiplied at once: 512 channels of 2 bits, 128 of 8.
 const MAX_ROWS: usize = 32;
 
+/// One group of keys of one head.
+#[derive(Clone, Copy)]
+pub(super) struct KeyGroup<'a> {
+    pub(super) order: KeyOrder,
+    codes: &'a [u32],
+    scales: &'a [f16],
+    zeros: &'a [f16],
+}
+
+impl<'a> KeyGroup<'a> {
+    /// Group `row` of a page, counted through all heads.
+    pub(super) fn new(page: &'a Page, order: KeyOrder, row: usize) -> Option<Self> {
+        let Tensor::Packed { codes, scales, zeros } = &page.keys else { return None };
+        let params = row * order.channels..(row + 1) * order.channels;
+        let codes = codes.get(row * order.words()..(row + 1) * order.words())?;
+        Some(Self { order, codes, scales: scales.get(params.clone())?, zeros: zeros.get(params)? })
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, simd: S) {
+        prefetch(simd, self.codes);
+        prefetch(simd, self.scales);
+        prefetch(simd, self.zeros);
+    }
+}
+
 /// Logits of one group of keys for the active queries, into their weights from vector `first` on.
-/// The scales and zeros have been set.
 pub(super) struct KeyCodes<'a, const QUADS: usize> {
     pub(super) scratch: &'a mut Scratch,
-    pub(super) order: KeyOrder,
-    pub(super) codes: &'a [u32],
+    pub(super) group: KeyGroup<'a>,
     pub(super) first: usize,
+    /// The group that will be read after a tile.
+    pub(super) next: Option<KeyGroup<'a>>,
 }
 
 impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
@@ -29,24 +57,37 @@ impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { scratch, order, codes, first } = self;
-        let stripes = order.channels.next_multiple_of(STRIPE) / LANES;
-        let params = [&scratch.params.scales[..stripes], &scratch.params.zeros[..stripes]];
-        for (operand, &query) in scratch.active.iter().enumerate() {
-            let parts = [scratch.scaled.row(query), params[0], params[1]];
-            scratch.operands.fold(simd, operand, order.bits, parts, false);
+        let Self { scratch, group, first, next } = self;
+        let KeyGroup { order, codes, scales, zeros } = group;
+        let Scratch { operands, active, weights, scaled, params: buffer, padded, .. } = scratch;
+        let channels = order.channels.next_multiple_of(STRIPE);
+        let params: Params<'_> = if channels == order.channels {
+            params(scales, zeros)
+        } else {
+            buffer.set(0, scales, zeros);
+            buffer.clear(order.channels..channels);
+            buffer.get(channels)
+        };
+        for (pair, queries) in active.chunks(2).enumerate() {
+            if let &[a, b] = queries {
+                operands.fold(simd, pair, order.bits, [scaled.row(a), scaled.row(b)], params);
+            } else if let &[a] = queries {
+                operands.fold(simd, pair, order.bits, [scaled.row(a)], params);
+            }
+        }
+        if let Some(next) = next {
+            next.prefetch(simd);
         }
         let chunks = order.channels.div_ceil(order.bits.codes_per_word());
         let vectors = order.group / LANES;
         let codes = if order.rest() == 0 {
             codes.as_chunks().0
         } else {
-            scratch.padded.clear();
-            scratch.padded.resize(chunks * vectors, [0; LANES]);
-            order.pad(codes, scratch.padded.as_flattened_mut());
-            &scratch.padded
+            padded.clear();
+            padded.resize(chunks * vectors, [0; LANES]);
+            order.pad(codes, padded.as_flattened_mut());
+            padded
         };
-        let Scratch { operands, active, weights, .. } = scratch;
         let mut rows: [Row<'_>; MAX_ROWS] = [&[]; MAX_ROWS];
         for start in (0..chunks).step_by(MAX_ROWS) {
             let count = MAX_ROWS.min(chunks - start);
@@ -97,13 +138,15 @@ fn set_logits<S: Simd, const V: usize>(
     }
 }
 
-/// Adds some channels of the weighted values of a tile, of one group of channels, to the active
-/// queries' sums. The weights have been folded.
+/// Adds the weighted values of a tile to the active queries' sums.
 pub(super) struct ValueCodes<'a, const QUADS: usize> {
-    pub(super) scratch: &'a Scratch,
+    pub(super) tile: &'a Tile<'a>,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) order: ValueOrder,
     /// All rows of the tile up to the last one that counts.
     pub(super) rows: &'a [Row<'a>],
-    pub(super) channels: Range<usize>,
+    /// Tokens from here on do not count.
+    pub(super) end: usize,
     pub(super) partial: &'a mut Partial,
 }
 
@@ -112,32 +155,40 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { scratch, rows, channels, partial } = self;
-        let vectors = channels.start / LANES..channels.end.div_ceil(LANES);
-        for (pair, queries) in scratch.active.chunks(2).enumerate() {
-            let (folded, planes) = scratch.operands.pair(pair);
-            let mut vector = vectors.start;
-            while vector < vectors.end {
-                let left = vectors.end - vector;
-                if let &[a, b] = queries {
-                    if left >= 2 {
+        let Self { tile, scratch, order, rows, end, partial } = self;
+        let g = tile.geometry();
+        let groups = g.head_dim.div_ceil(g.group);
+        for index in 0..groups {
+            let part = Channels { index, groups, order };
+            part.load(tile, scratch, end);
+            part.prefetch(simd, tile);
+            let vectors = index * g.group..g.head_dim.min((index + 1) * g.group);
+            let vectors = vectors.start / LANES..vectors.end.div_ceil(LANES);
+            for first in (0..scratch.active.len()).step_by(2) {
+                part.fold(simd, scratch, first);
+                let (folded, planes) = scratch.operands.pair(0);
+                if let Some(&[a, b]) = scratch.active[first..].first_chunk() {
+                    let mut vector = vectors.start;
+                    while vector + 2 <= vectors.end {
                         let [x, y] = dots::<S, QUADS, 2, 2>(simd, rows, vector, planes);
                         add_values(simd, folded[0], x, partial.sums_mut(a), vector);
                         add_values(simd, folded[1], y, partial.sums_mut(b), vector);
                         vector += 2;
-                    } else {
+                    }
+                    if vector < vectors.end {
                         let [x, y] = dots::<S, QUADS, 1, 2>(simd, rows, vector, planes);
                         add_values(simd, folded[0], x, partial.sums_mut(a), vector);
                         add_values(simd, folded[1], y, partial.sums_mut(b), vector);
-                        vector += 1;
                     }
-                } else if let &[a] = queries {
-                    let sums = partial.sums_mut(a);
-                    if left >= 4 {
+                } else {
+                    let sums = partial.sums_mut(scratch.active[first]);
+                    let mut vector = vectors.start;
+                    while vector + 4 <= vectors.end {
                         let [x] = dots::<S, QUADS, 4, 1>(simd, rows, vector, planes);
                         add_values(simd, folded[0], x, sums, vector);
                         vector += 4;
-                    } else {
+                    }
+                    while vector < vectors.end {
                         let [x] = dots::<S, QUADS, 1, 1>(simd, rows, vector, planes);
                         add_values(simd, folded[0], x, sums, vector);
                         vector += 1;
@@ -145,6 +196,87 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
                 }
             }
         }
+    }
+}
+
+/// One group of channels of values.
+#[derive(Clone, Copy)]
+struct Channels {
+    index: usize,
+    groups: usize,
+    order: ValueOrder,
+}
+
+impl Channels {
+    /// Gathers the scales and zeros of the tile's tokens up to `end`.
+    fn load(self, tile: &Tile<'_>, scratch: &mut Scratch, end: usize) {
+        let g = tile.geometry();
+        let mut first = 0;
+        for place in tile.pages.iter().take(end.div_ceil(g.group)) {
+            if let &Some((page, token)) = place
+                && let Tensor::Packed { scales, zeros, .. } = &page.values
+            {
+                let row = (tile.kv_head * self.groups + self.index) * g.page_tokens + token;
+                scratch.params.set(first, &scales[row..row + g.group], &zeros[row..row + g.group]);
+            } else {
+                scratch.params.clear(first..first + g.group);
+            }
+            first += g.group;
+        }
+        scratch.params.clear(end..TILE);
+    }
+
+    /// Folds two active queries' weights, or the last one's.
+    #[inline(always)]
+    fn fold<S: Simd>(self, simd: S, scratch: &mut Scratch, first: usize) {
+        let Scratch { operands, active, weights, coded, params, views, .. } = scratch;
+        let bits = self.order.bits;
+        let params = params.get(TILE);
+        let active = &active[first..active.len().min(first + 2)];
+        if active.iter().any(|&query| views[query].coded.values < TILE) {
+            for (i, &query) in active.iter().enumerate() {
+                let length = views[query].coded.values;
+                let to = coded.row_mut(i).as_flattened_mut();
+                to[..length].copy_from_slice(&weights.row(query).as_flattened()[..length]);
+                to[length..].fill(0.0);
+            }
+            return match active.len() {
+                1 => operands.fold(simd, 0, bits, [coded.row(0)], params),
+                _ => operands.fold(simd, 0, bits, [coded.row(0), coded.row(1)], params),
+            };
+        }
+        match *active {
+            [a, b] => operands.fold(simd, 0, bits, [weights.row(a), weights.row(b)], params),
+            [a] => operands.fold(simd, 0, bits, [weights.row(a)], params),
+            _ => {}
+        }
+    }
+
+    /// Asks for this part of the values of the next tile.
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, simd: S, tile: &Tile<'_>) {
+        let g = tile.geometry();
+        let words = self.order.words(g.group);
+        let part = words * self.index / self.groups..words * (self.index + 1) / self.groups;
+        for &(page, token) in tile.next.iter().flatten() {
+            if let Tensor::Packed { codes, scales, zeros } = &page.values {
+                let row = (tile.kv_head * self.groups + self.index) * g.page_tokens + token;
+                prefetch(simd, &scales[row..row + g.group]);
+                prefetch(simd, &zeros[row..row + g.group]);
+                let first = self.order.words(tile.kv_head * g.page_tokens + token);
+                prefetch(simd, &codes[first + part.start..first + part.end]);
+            }
+        }
+    }
+}
+
+/// Asks for the cache lines of `x`: this tile's work hides the next one's way from memory, which the
+/// hardware cannot foresee, for pages lie anywhere.
+#[inline(always)]
+fn prefetch<S: Simd, T>(simd: S, x: &[T]) {
+    const LINE: usize = 64;
+    for line in x.chunks(LINE / size_of::<T>()) {
+        simd.prefetch(line.as_ptr().cast());
     }
 }
 

@@ -11,7 +11,10 @@
 //! attention the output is small beside its terms, and equal weights err alike.
 
 use super::dots::Stripe;
-use crate::isa::{LANES, Simd};
+use crate::{
+    cache::order::offset,
+    isa::{LANES, Simd},
+};
 use kivi_core::Bits;
 
 /// `127·128`, the largest integer.
@@ -30,13 +33,20 @@ pub(super) struct Operand {
     pub(super) constant: f32,
 }
 
-/// Operands and the planes of each.
+/// Scales and zeros, little-endian f16, a multiple of [`STRIPE`] of each.
+#[derive(Clone, Copy)]
+pub(super) struct Params<'a> {
+    pub(super) scales: &'a [[[u8; 2]; LANES]],
+    pub(super) zeros: &'a [[[u8; 2]; LANES]],
+}
+
+/// Pairs of operands, and the planes of each.
 #[derive(Debug, Default)]
 pub(super) struct Operands {
-    /// The operand being folded, in floats.
-    folded: Vec<[f32; LANES]>,
-    list: Vec<Operand>,
-    /// `[operands / 2, length / STRIPE]`: two operands side by side.
+    /// The pair being folded, in floats.
+    folded: Vec<[[f32; LANES]; 2]>,
+    list: Vec<[Operand; 2]>,
+    /// `[pairs, length / STRIPE]`
     planes: Vec<Stripe>,
     /// Stripes of one operand.
     stripes: usize,
@@ -45,68 +55,98 @@ pub(super) struct Operands {
 impl Operands {
     /// Room for `count` operands of up to `length` elements.
     pub(super) fn resize(&mut self, count: usize, length: usize) {
+        let pairs = count.div_ceil(2);
         self.stripes = length.div_ceil(STRIPE);
-        self.folded.resize(4 * self.stripes, [0.0; LANES]);
-        self.list.resize(count.next_multiple_of(2), Operand::default());
-        self.planes.resize(count.div_ceil(2) * self.stripes, Stripe::default());
+        self.folded.resize(4 * self.stripes, Default::default());
+        self.list.resize(pairs, Default::default());
+        self.planes.resize(pairs * self.stripes, Stripe::default());
     }
 
-    /// Operands `2·pair` and `2·pair + 1`, and their planes.
+    /// A pair of operands and their planes.
     pub(super) fn pair(&self, pair: usize) -> ([Operand; 2], &[Stripe]) {
         let planes = &self.planes[pair * self.stripes..(pair + 1) * self.stripes];
-        ([self.list[2 * pair], self.list[2 * pair + 1]], planes)
+        (self.list[pair], planes)
     }
 
-    /// Folds `Σ_i a_i·(s_i·c_i + z_i)`: `a`, `scales` and `zeros` have the same length, a multiple
-    /// of [`STRIPE`]. With `skip_zeros`, elements with `a_i = 0` do not count even if `z_i` is NaN.
+    /// Folds `Σ_i a_i·(s_i·c_i + z_i)` for each of the first `Q` operands of a pair; the vectors `a`
+    /// are as long as the scales. Elements with `a_i = 0` do not count even if `z_i` is NaN.
     #[inline(always)]
-    pub(super) fn fold<S: Simd>(
+    pub(super) fn fold<S: Simd, const Q: usize>(
         &mut self,
         simd: S,
-        index: usize,
+        pair: usize,
         bits: Bits,
-        [a, scales, zeros]: [&[[f32; LANES]]; 3],
-        skip_zeros: bool,
+        a: [&[[f32; LANES]]; Q],
+        params: Params<'_>,
     ) {
-        let zero = simd.splat(0.0);
-        let folded = &mut self.folded[..a.len()];
-        let (mut largest, mut sum, mut constant) = (zero, zero, zero);
-        for (((a, s), z), folded) in a.iter().zip(scales).zip(zeros).zip(&mut *folded) {
-            let a = simd.load(a);
-            let mut z = simd.load(z);
-            if skip_zeros {
-                let used = simd.less(zero, simd.abs(a));
-                z = simd.bits_to_f32(simd.and(simd.f32_to_bits(z), used));
-            }
-            let x = simd.mul(a, simd.load(s));
-            simd.store(x, folded);
-            largest = simd.max(simd.abs(x), largest);
-            sum = simd.add(sum, x);
-            constant = simd.mul_add(a, z, constant);
+        let length = params.scales.len();
+        let (zeros, folded) = (&params.zeros[..length], &mut self.folded[..length]);
+        let mut vectors = a;
+        for q in 0..Q {
+            vectors[q] = &a[q][..length];
         }
-        let largest = simd.max_lane(largest);
-        let unit = largest / TOP;
-        let inverse = if largest < TINY { 0.0 } else { TOP / largest };
-        let splat = simd.splat(inverse);
-        let planes = &mut self.planes[index / 2 * self.stripes..];
-        let mut rounded = simd.splat_u32(0);
-        for (x, stripe) in folded.as_chunks::<4>().0.iter().zip(planes) {
-            let mut scaled = [zero; 4];
-            for i in 0..4 {
-                scaled[i] = simd.mul(simd.load(&x[i]), splat);
+        let zero = simd.splat(0.0);
+        let (mut largest, mut sum, mut constant) = ([zero; Q], [zero; Q], [zero; Q]);
+        for i in 0..length {
+            let s = simd.load_f16_le(&params.scales[i]);
+            let z = simd.load_f16_le(&zeros[i]);
+            for q in 0..Q {
+                let a = simd.load(&vectors[q][i]);
+                let x = simd.mul(a, s);
+                simd.store(x, &mut folded[i][q]);
+                largest[q] = simd.max(simd.abs(x), largest[q]);
+                sum[q] = simd.add(sum[q], x);
+                constant[q] = simd.mul_add(a, z, constant[q]);
             }
-            let ([high, low], sums) = simd.split(&scaled);
-            let [to_high, to_low] = &mut stripe[index % 2];
-            simd.store_u32(high, to_high);
-            simd.store_u32(low, to_low);
-            rounded = simd.add_u32(rounded, sums);
+        }
+        let (mut units, mut inverses) = ([0.0; Q], [zero; Q]);
+        for q in 0..Q {
+            let largest = simd.max_lane(largest[q]);
+            units[q] = largest / TOP;
+            inverses[q] = simd.splat(if largest < TINY { 0.0 } else { TOP / largest });
+        }
+        let planes = &mut self.planes[pair * self.stripes..(pair + 1) * self.stripes];
+        let mut rounded = [simd.splat_u32(0); Q];
+        for (x, stripe) in folded.as_chunks::<4>().0.iter().zip(planes) {
+            for q in 0..Q {
+                let mut scaled = [zero; 4];
+                for i in 0..4 {
+                    scaled[i] = simd.mul(simd.load(&x[i][q]), inverses[q]);
+                }
+                let ([high, low], sums) = simd.split(&scaled);
+                let [to_high, to_low] = &mut stripe[q];
+                simd.store_u32(high, to_high);
+                simd.store_u32(low, to_low);
+                rounded[q] = simd.add_u32(rounded[q], sums);
+            }
         }
         // Stored codes are `c − offset`, and their middle is half a code below half their range.
-        let offset = crate::cache::order::offset(bits) as f32;
+        let offset = offset(bits) as f32;
         let middle = bits.levels() as f32 / 2.0 - offset;
-        let lost = simd.sub(simd.mul(sum, splat), simd.i32_to_f32(rounded));
-        constant = simd.mul_add(lost, simd.splat(middle * unit), constant);
-        constant = simd.mul_add(sum, simd.splat(offset), constant);
-        self.list[index] = Operand { unit, constant: simd.sum(constant) };
+        for q in 0..Q {
+            let unit = units[q];
+            let lost = simd.sub(simd.mul(sum[q], inverses[q]), simd.i32_to_f32(rounded[q]));
+            let known = simd.mul(lost, simd.splat(middle * unit));
+            let known = simd.mul_add(sum[q], simd.splat(offset), known);
+            let mut total = simd.sum(simd.add(known, constant[q]));
+            if total.is_nan() {
+                let constant = skip_zeros(simd, vectors[q], zeros);
+                total = simd.sum(simd.add(known, constant));
+            }
+            self.list[pair][q] = Operand { unit, constant: total };
+        }
     }
+}
+
+/// Lane sums of `Σ a·z` over the elements with `a ≠ 0`.
+#[inline(always)]
+fn skip_zeros<S: Simd>(simd: S, a: &[[f32; LANES]], zeros: &[[[u8; 2]; LANES]]) -> S::F32 {
+    let mut constant = simd.splat(0.0);
+    for (a, z) in a.iter().zip(zeros) {
+        let (a, z) = (simd.load(a), simd.load_f16_le(z));
+        let used = simd.less(simd.splat(0.0), simd.abs(a));
+        let z = simd.bits_to_f32(simd.and(simd.f32_to_bits(z), used));
+        constant = simd.mul_add(a, z, constant);
+    }
+    constant
 }

@@ -3,15 +3,12 @@
 use super::{
     TILE,
     full::Full,
-    operand::{Operands, STRIPE},
+    operand::{Operands, Params, STRIPE},
     partial::Partial,
 };
-use crate::{
-    cache::Geometry,
-    isa::{LANES, Simd, slices},
-};
+use crate::{cache::Geometry, isa::LANES};
 use half::f16;
-use kivi_core::{Bits, KeyValue};
+use kivi_core::KeyValue;
 use std::ops::Range;
 
 /// One query vector of a block.
@@ -24,20 +21,31 @@ pub(super) struct Query {
     pub(super) view: KeyValue<usize>,
 }
 
+/// What a query sees of a tile.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    /// Tokens of the tile.
+    pub(super) visible: Range<usize>,
+    /// How many of the tile's first tokens are codes.
+    pub(super) coded: KeyValue<usize>,
+}
+
 /// Buffers of one thread, of a size for the largest block so far.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(super) queries: Vec<Query>,
+    /// What each query sees of the tile.
+    pub(super) views: Vec<View>,
     /// Queries times the softmax scale, `[queries, head_dim in stripes]`.
     pub(super) scaled: Rows,
     /// Logits, then softmax weights, `[queries, TILE]`.
     pub(super) weights: Rows,
-    /// The weights of tokens seen as codes, `[TILE]`.
-    pub(super) coded: Vec<[f32; LANES]>,
+    /// The weights of tokens seen as codes of two queries, `[2, TILE]`.
+    pub(super) coded: Rows,
     pub(super) operands: Operands,
     /// Queries that take part in what is being computed.
     pub(super) active: Vec<usize>,
-    pub(super) params: Params,
+    pub(super) params: ParamBuffer,
     /// Codes whose rows are not whole vectors, filled up.
     pub(super) padded: Vec<[u32; LANES]>,
     pub(super) full: Full,
@@ -50,33 +58,17 @@ impl Scratch {
         let channels = g.head_dim.next_multiple_of(STRIPE);
         self.scaled.resize(queries, channels);
         self.weights.resize(queries, TILE);
-        self.coded.resize(TILE / LANES, [0.0; LANES]);
+        self.coded.resize(2, TILE);
         self.operands.resize(queries, channels.max(TILE));
         self.params.resize(channels.max(TILE));
         self.full.resize(g);
     }
 
-    /// Folds the weights of an active query over the first `coded` tokens of a tile with the scales
-    /// and zeros that have been set.
-    #[inline(always)]
-    pub(super) fn fold_values<S: Simd>(
-        &mut self,
-        simd: S,
-        operand: usize,
-        bits: Bits,
-        coded: usize,
-        skip_zeros: bool,
-    ) {
-        let mut weights = self.weights.row(self.active[operand]);
-        if coded < TILE {
-            let to = self.coded.as_flattened_mut();
-            to[..coded].copy_from_slice(&weights.as_flattened()[..coded]);
-            to[coded..].fill(0.0);
-            weights = &self.coded;
-        }
-        let params = [&self.params.scales, &self.params.zeros];
-        let [scales, zeros] = params.map(|params| &params[..TILE / LANES]);
-        self.operands.fold(simd, operand, bits, [weights, scales, zeros], skip_zeros);
+    /// Lists the queries for which `f` holds.
+    pub(super) fn activate(&mut self, f: impl Fn(&View) -> bool) {
+        let Self { views, active, .. } = self;
+        active.clear();
+        active.extend((0..views.len()).filter(|&query| f(&views[query])));
     }
 }
 
@@ -98,57 +90,50 @@ impl Rows {
         &self.data[row * self.vectors..(row + 1) * self.vectors]
     }
 
+    pub(super) fn row_mut(&mut self, row: usize) -> &mut [[f32; LANES]] {
+        &mut self.data[row * self.vectors..(row + 1) * self.vectors]
+    }
+
     /// Two rows, the first one before the second.
     pub(super) fn two_rows_mut(&mut self, a: usize, b: usize) -> [&mut [[f32; LANES]]; 2] {
         let (head, tail) = self.data.split_at_mut(b * self.vectors);
         [&mut head[a * self.vectors..(a + 1) * self.vectors], &mut tail[..self.vectors]]
     }
-
-    pub(super) fn row_mut(&mut self, row: usize) -> &mut [[f32; LANES]] {
-        &mut self.data[row * self.vectors..(row + 1) * self.vectors]
-    }
 }
 
-/// Scales and zeros in f32: of the channels of a group of keys, or of the tokens of a tile of values.
+/// Scales and zeros that do not lie side by side in memory, or do not fill a stripe.
 #[derive(Debug, Default)]
-pub(super) struct Params {
-    pub(super) scales: Vec<[f32; LANES]>,
-    pub(super) zeros: Vec<[f32; LANES]>,
+pub(super) struct ParamBuffer {
+    scales: Vec<f16>,
+    zeros: Vec<f16>,
 }
 
-impl Params {
+impl ParamBuffer {
     fn resize(&mut self, length: usize) {
-        self.scales.resize(length / LANES, [0.0; LANES]);
-        self.zeros.resize(length / LANES, [0.0; LANES]);
+        self.scales.resize(length, f16::ZERO);
+        self.zeros.resize(length, f16::ZERO);
     }
 
-    /// Sets elements from `first` on; says whether a zero is NaN.
-    #[inline(always)]
-    pub(super) fn set<S: Simd>(
-        &mut self,
-        simd: S,
-        first: usize,
-        scales: &[f16],
-        zeros: &[f16],
-    ) -> bool {
-        let range = first..first + scales.len();
-        let (to_scales, to_zeros) = (
-            &mut self.scales.as_flattened_mut()[range.clone()],
-            &mut self.zeros.as_flattened_mut()[range],
-        );
-        slices::f16_to_f32(simd, bytemuck::cast_slice(scales), to_scales);
-        slices::f16_to_f32(simd, bytemuck::cast_slice(zeros), to_zeros);
-        let zero = simd.splat(0.0);
-        let mut poison = zero;
-        for z in to_zeros.as_chunks::<LANES>().0 {
-            poison = simd.mul_add(simd.load(z), zero, poison);
-        }
-        simd.sum(poison) != 0.0
+    /// Sets elements from `first` on.
+    pub(super) fn set(&mut self, first: usize, scales: &[f16], zeros: &[f16]) {
+        self.scales[first..first + scales.len()].copy_from_slice(scales);
+        self.zeros[first..first + zeros.len()].copy_from_slice(zeros);
     }
 
     /// Sets a range of elements to 0.
     pub(super) fn clear(&mut self, range: Range<usize>) {
-        self.scales.as_flattened_mut()[range.clone()].fill(0.0);
-        self.zeros.as_flattened_mut()[range].fill(0.0);
+        self.scales[range.clone()].fill(f16::ZERO);
+        self.zeros[range].fill(f16::ZERO);
     }
+
+    /// The first `length` elements, a multiple of [`STRIPE`].
+    pub(super) fn get(&self, length: usize) -> Params<'_> {
+        params(&self.scales[..length], &self.zeros[..length])
+    }
+}
+
+/// Scales and zeros in whole vectors.
+pub(super) fn params<'a>(scales: &'a [f16], zeros: &'a [f16]) -> Params<'a> {
+    let vectors = |x: &'a [f16]| bytemuck::cast_slice::<f16, [u8; 2]>(x).as_chunks().0;
+    Params { scales: vectors(scales), zeros: vectors(zeros) }
 }

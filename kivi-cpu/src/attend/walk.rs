@@ -2,20 +2,19 @@
 
 use super::{
     Block, SPLIT_TOKENS, TILE,
-    codes::{KeyCodes, ValueCodes},
+    codes::{KeyCodes, KeyGroup, ValueCodes},
     dots::Row,
     full::Source,
-    operand::STRIPE,
     partial::Partial,
     products::{query_keys, weighted_sum},
-    scratch::{Params, Query, Scratch},
+    scratch::{Query, Scratch, View},
 };
 use crate::{
     Matrix,
     cache::{Geometry, KeyOrder, LayerCache, Page, Slot, Tensor, ValueOrder},
     isa::{Kernel, LANES, Simd, slices},
 };
-use kivi_core::{Attention, Bits, KeyValue, PageId, SequencePlan, StepPlan};
+use kivi_core::{Attention, Bits, PageId, SequencePlan, StepPlan};
 use std::ops::Range;
 
 /// What all blocks of a step have in common.
@@ -77,13 +76,21 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// Where each group of tokens of a tile is: a page, and the number of its first token in it.
+type Places<'a> = [Option<(&'a Page, usize)>; TILE / MIN_GROUP];
+
+/// The smallest group size.
+const MIN_GROUP: usize = 16;
+
 /// A tile of a sequence, as one kv head sees it.
-struct Tile<'a> {
+pub(super) struct Tile<'a> {
     walk: Walk<'a>,
-    sequence: &'a SequencePlan,
     slot: &'a Slot,
-    kv_head: usize,
+    pub(super) kv_head: usize,
     positions: Range<usize>,
+    pub(super) pages: Places<'a>,
+    /// Of the tile after this one.
+    pub(super) next: Places<'a>,
 }
 
 /// Tiles of a split: those that start in it.
@@ -110,9 +117,18 @@ impl Kernel for Split<'_> {
         partial.reset(scratch.queries.len(), g.head_dim.next_multiple_of(LANES));
         let Some(Some(slot)) = walk.layer.slots.get(sequence.before.slot) else { return };
         let end = sequence.before.tokens + block.rows.end;
+        let mut known: Option<Places<'_>> = None;
         for positions in tiles(g, split, end) {
-            let tile = Tile { walk, sequence, slot, kv_head: block.kv_head, positions };
-            if scratch.queries.iter().all(|query| tile.visible(query).is_empty()) {
+            let start = positions.start;
+            let pages = known.take().unwrap_or_else(|| walk.places(sequence, start));
+            // The tile after the sinks is not one further.
+            known = (start >= g.sinks).then(|| walk.places(sequence, start + TILE));
+            let (kv_head, next) = (block.kv_head, known.unwrap_or_default());
+            let tile = Tile { walk, slot, kv_head, positions, pages, next };
+            let Scratch { views, queries, .. } = scratch;
+            views.clear();
+            views.extend(queries.iter().map(|query| tile.view(query)));
+            if views.iter().all(|view| view.visible.is_empty()) {
                 continue;
             }
             tile.logits(simd, scratch);
@@ -123,47 +139,49 @@ impl Kernel for Split<'_> {
     }
 }
 
+impl<'a> Walk<'a> {
+    /// Where the groups of a tile are that starts at a position; nowhere for sinks and what has no
+    /// page.
+    fn places(&self, sequence: &SequencePlan, start: usize) -> Places<'a> {
+        let g = &self.layer.geometry;
+        let mut places = [None; TILE / MIN_GROUP];
+        if start < g.sinks {
+            return places;
+        }
+        let (mut index, mut token) = g.locate(start);
+        for place in places.iter_mut().take(TILE / g.group) {
+            let id = sequence.before.tables[self.group].get(index);
+            let id = id.filter(|&&id| id != PageId::DROPPED);
+            let page = id.and_then(|id| self.layer.pages.get(id.index())).and_then(Option::as_ref);
+            *place = page.map(|page| (page, token));
+            token += g.group;
+            if token == g.page_tokens {
+                (index, token) = (index + 1, 0);
+            }
+        }
+        places
+    }
+}
+
 impl<'a> Tile<'a> {
-    fn geometry(&self) -> &'a Geometry {
+    pub(super) fn geometry(&self) -> &'a Geometry {
         &self.walk.layer.geometry
     }
 
-    /// Tokens of the tile that a query sees.
-    fn visible(&self, query: &Query) -> Range<usize> {
+    fn view(&self, query: &Query) -> View {
         let (tile, window) = (&self.positions, self.walk.layer.spec.window.unwrap_or(usize::MAX));
         let first = (query.position + 1).saturating_sub(window).max(tile.start);
         let end = tile.end.min(query.position + 1);
-        first.saturating_sub(tile.start)..end.saturating_sub(tile.start)
+        let visible = first.saturating_sub(tile.start)..end.saturating_sub(tile.start);
+        let coded = query.view.zip(self.walk.layer.spec.packs()).map(|(view, packs)| {
+            let end = if packs && tile.start >= self.geometry().sinks { view } else { 0 };
+            end.clamp(tile.start, tile.end) - tile.start
+        });
+        View { visible, coded }
     }
 
-    /// How many of the tile's first tokens a query sees as codes.
-    fn coded(&self, query: &Query) -> KeyValue<usize> {
-        let tile = &self.positions;
-        if tile.start < self.geometry().sinks {
-            return KeyValue::both(0);
-        }
-        let seen = |(view, packs): (usize, bool)| if packs { view } else { 0 };
-        let end = query.view.zip(self.walk.layer.spec.packs()).map(seen);
-        end.map(|end| end.clamp(tile.start, tile.end) - tile.start)
-    }
-
-    /// The page of a token of the tile, and the token's number in it.
-    fn page(&self, token: usize) -> Option<(&'a Page, usize)> {
-        let position = self.positions.start + token;
-        if position < self.geometry().sinks {
-            return None;
-        }
-        let (index, token) = self.geometry().locate(position);
-        let id = *self.sequence.before.tables[self.walk.group].get(index)?;
-        if id == PageId::DROPPED {
-            return None;
-        }
-        let page = self.walk.layer.pages.get(id.index())?.as_ref()?;
-        Some((page, token))
-    }
-
-    fn source(&self, token: usize) -> Source<'a> {
-        let page = self.page(token).map(|(page, _)| page);
+    fn source(&self, group: usize) -> Source<'a> {
+        let page = self.pages[group].map(|(page, _)| page);
         Source { geometry: self.geometry(), slot: self.slot, page, head: self.kv_head }
     }
 
@@ -173,59 +191,50 @@ impl<'a> Tile<'a> {
         (0..tokens).step_by(group).map(move |first| first..tokens.min(first + group))
     }
 
+    /// A group of keys of this tile or the next.
+    fn key_group(&self, place: Option<(&'a Page, usize)>, order: KeyOrder) -> Option<KeyGroup<'a>> {
+        let (page, token) = place?;
+        let row = (self.kv_head * self.geometry().page_tokens + token) / order.group;
+        KeyGroup::new(page, order, row)
+    }
+
     /// Logits of the tile's tokens; only the visible ones mean anything.
     #[inline(always)]
     fn logits<S: Simd>(&self, simd: S, scratch: &mut Scratch) {
         let g = self.geometry();
-        for group in self.groups() {
-            let sees = |query: &Query, as_codes: bool| {
-                let visible = self.visible(query);
-                let overlaps = visible.start < group.end && group.start < visible.end;
-                overlaps && (group.start < self.coded(query).keys) == as_codes
+        for (index, tokens) in self.groups().enumerate() {
+            let sees = |view: &View, as_codes: bool| {
+                let overlaps = view.visible.start < tokens.end && tokens.start < view.visible.end;
+                overlaps && (tokens.start < view.coded.keys) == as_codes
             };
-            self.activate(scratch, |query| sees(query, true));
+            scratch.activate(|view| sees(view, true));
             if !scratch.active.is_empty()
-                && let Some((page, token)) = self.page(group.start)
-                && let Tensor::Packed { codes, scales, zeros } = &page.keys
                 && let Some(bits) = self.walk.layer.spec.format.keys.bits
+                && let Some(group) = self.key_group(self.pages[index], g.key_order(bits))
             {
-                let row = (self.kv_head * g.page_tokens + token) / g.group;
-                let params = row * g.head_dim..(row + 1) * g.head_dim;
-                scratch.params.set(simd, 0, &scales[params.clone()], &zeros[params]);
-                let padding = g.head_dim..g.head_dim.next_multiple_of(STRIPE);
-                scratch.params.clear(padding);
-                let order = g.key_order(bits);
-                let codes = &codes[row * order.words()..][..order.words()];
-                self.prefetch_keys(simd, order, group.start + TILE);
-                let first = group.start / LANES;
+                let first = tokens.start / LANES;
+                let next = self.key_group(self.next[index], group.order);
                 match bits {
-                    Bits::Two => simd.call(KeyCodes::<4> { scratch, order, codes, first }),
-                    Bits::Four => simd.call(KeyCodes::<2> { scratch, order, codes, first }),
-                    Bits::Eight => simd.call(KeyCodes::<1> { scratch, order, codes, first }),
+                    Bits::Two => simd.call(KeyCodes::<4> { scratch, group, first, next }),
+                    Bits::Four => simd.call(KeyCodes::<2> { scratch, group, first, next }),
+                    Bits::Eight => simd.call(KeyCodes::<1> { scratch, group, first, next }),
                 }
             }
-            self.activate(scratch, |query| sees(query, false));
+            scratch.activate(|view| sees(view, false));
             if scratch.active.is_empty() {
                 continue;
             }
             let first = self.positions.start;
-            let positions = first + group.start..first + group.end;
-            scratch.full.load_keys(simd, self.source(group.start), positions);
+            let positions = first + tokens.start..first + tokens.end;
+            scratch.full.load_keys(simd, self.source(index), positions);
             for &query in &scratch.active {
                 let scaled = &scratch.scaled.row(query).as_flattened()[..g.head_dim];
                 let logits = scratch.weights.row_mut(query).as_flattened_mut();
                 // The last group may be cut short in the middle of a vector, but not in memory.
-                let logits = &mut logits[group.start..group.start + g.group];
+                let logits = &mut logits[tokens.start..tokens.start + g.group];
                 query_keys(simd, scaled, &scratch.full.keys, g.group, logits);
             }
         }
-    }
-
-    /// Lists the queries for which `f` holds.
-    fn activate(&self, scratch: &mut Scratch, f: impl Fn(&Query) -> bool) {
-        let Scratch { queries, active, .. } = scratch;
-        active.clear();
-        active.extend((0..queries.len()).filter(|&query| f(&queries[query])));
     }
 
     /// Turns logits into weights relative to the running maximum, 0 where a token is not visible.
@@ -234,7 +243,7 @@ impl<'a> Tile<'a> {
         let attention = self.walk.attention;
         let plain = attention.softcap.is_none() && attention.alibi_slopes.is_none();
         for (number, query) in scratch.queries.iter().enumerate() {
-            let visible = self.visible(query);
+            let visible = scratch.views[number].visible.clone();
             let weights = scratch.weights.row_mut(number).as_flattened_mut();
             if visible.is_empty() {
                 weights.fill(0.0);
@@ -266,51 +275,29 @@ impl<'a> Tile<'a> {
     /// Adds the weighted values that are seen as codes.
     #[inline(always)]
     fn sum_codes<S: Simd>(&self, simd: S, scratch: &mut Scratch, partial: &mut Partial) {
-        let g = self.geometry();
         let Some(bits) = self.walk.layer.spec.format.values.bits else { return };
-        let sees = |query: &Query| {
-            let (visible, coded) = (self.visible(query), self.coded(query).values);
-            visible.start..visible.end.min(coded)
-        };
-        self.activate(scratch, |query| !sees(query).is_empty());
-        let mut tokens = TILE..0;
-        for &query in &scratch.active {
-            let seen = sees(&scratch.queries[query]);
-            tokens = tokens.start.min(seen.start)..tokens.end.max(seen.end);
-        }
-        if tokens.is_empty() {
-            return;
-        }
-        let order = g.value_order(bits);
-        let per_word = bits.codes_per_word();
-        let words = tokens.start / per_word..tokens.end.div_ceil(per_word);
+        let sees = |view: &View| view.visible.start..view.visible.end.min(view.coded.values);
+        scratch.activate(|view| !sees(view).is_empty());
+        let seen = scratch.active.iter().map(|&query| sees(&scratch.views[query]));
+        let all = seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let Some(Range { start, end }) = all else { return };
+        let (order, per_word) = (self.geometry().value_order(bits), bits.codes_per_word());
         let mut padded = std::mem::take(&mut scratch.padded);
         // At 8 bits a row is four tokens.
         let mut rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
+        let words = start / per_word..end.div_ceil(per_word);
         self.value_rows(order, words.clone(), &mut padded, &mut rows);
         // Rows before the first one that counts are empty.
-        let rows = &rows[..words.end];
-        let groups = g.head_dim.div_ceil(g.group);
-        for index in 0..groups {
-            self.prefetch_values(simd, order, index, groups);
-            let skip_zeros = self.value_params(simd, index, tokens.end, &mut scratch.params)
-                || self.walk.layer.spec.window.is_some();
-            for operand in 0..scratch.active.len() {
-                let query = scratch.active[operand];
-                let coded = sees(&scratch.queries[query]).end;
-                scratch.fold_values(simd, operand, bits, coded, skip_zeros);
+        let (tile, rows) = (self, &rows[..words.end]);
+        match bits {
+            Bits::Two => {
+                simd.call(ValueCodes::<4> { tile, scratch, order, rows, end, partial });
             }
-            let channels = index * g.group..g.head_dim.min((index + 1) * g.group);
-            match bits {
-                Bits::Two => {
-                    simd.call(ValueCodes::<4> { scratch, rows, channels, partial });
-                }
-                Bits::Four => {
-                    simd.call(ValueCodes::<2> { scratch, rows, channels, partial });
-                }
-                Bits::Eight => {
-                    simd.call(ValueCodes::<1> { scratch, rows, channels, partial });
-                }
+            Bits::Four => {
+                simd.call(ValueCodes::<2> { tile, scratch, order, rows, end, partial });
+            }
+            Bits::Eight => {
+                simd.call(ValueCodes::<1> { tile, scratch, order, rows, end, partial });
             }
         }
         scratch.padded = padded;
@@ -326,10 +313,13 @@ impl<'a> Tile<'a> {
     ) where
         'a: 'b,
     {
+        let g = self.geometry();
+        let per_group = g.group / order.bits.codes_per_word();
         let find = |row: usize| {
-            let (page, token) = self.page(row * order.bits.codes_per_word())?;
+            let (page, token) = self.pages[row / per_group]?;
             let Tensor::Packed { codes, .. } = &page.values else { return None };
-            let first = order.words(self.kv_head * self.geometry().page_tokens + token);
+            let first = order.words(self.kv_head * g.page_tokens + token);
+            let first = first + row % per_group * order.width();
             codes.get(first..first + order.width())
         };
         if order.width().is_multiple_of(LANES) {
@@ -350,107 +340,27 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Scales and zeros of group `index` of the channels, of tokens up to `end`; 0 from there on.
-    /// Says whether a zero is NaN.
-    #[inline(always)]
-    fn value_params<S: Simd>(
-        &self,
-        simd: S,
-        index: usize,
-        end: usize,
-        params: &mut Params,
-    ) -> bool {
-        let g = self.geometry();
-        let groups = g.head_dim.div_ceil(g.group);
-        let mut poisoned = false;
-        let mut filled = 0;
-        for group in self.groups().take_while(|group| group.start < end) {
-            let length = group.len().min(end - group.start);
-            if let Some((page, token)) = self.page(group.start)
-                && let Tensor::Packed { scales, zeros, .. } = &page.values
-            {
-                let row = (self.kv_head * groups + index) * g.page_tokens + token;
-                let range = row..row + length;
-                let (scales, zeros) = (&scales[range.clone()], &zeros[range]);
-                poisoned |= params.set(simd, group.start, scales, zeros);
-            } else {
-                params.clear(group.start..group.start + length);
-            }
-            filled = group.start + length;
-        }
-        params.clear(filled..TILE);
-        poisoned
-    }
-
-    /// Asks for a group of keys of the next tile: this one's work hides the way from memory, which
-    /// the hardware cannot foresee, for pages lie anywhere.
-    #[inline(always)]
-    fn prefetch_keys<S: Simd>(&self, simd: S, order: KeyOrder, token: usize) {
-        let g = self.geometry();
-        if let Some((page, token)) = self.page(token)
-            && let Tensor::Packed { codes, scales, zeros } = &page.keys
-        {
-            let row = (self.kv_head * g.page_tokens + token) / g.group;
-            prefetch(simd, &codes[row * order.words()..][..order.words()]);
-            prefetch(simd, &scales[row * g.head_dim..][..g.head_dim]);
-            prefetch(simd, &zeros[row * g.head_dim..][..g.head_dim]);
-        }
-    }
-
-    /// Asks for the `index`-th part of the values of the next tile.
-    #[inline(always)]
-    fn prefetch_values<S: Simd>(&self, simd: S, order: ValueOrder, index: usize, groups: usize) {
-        let g = self.geometry();
-        for first in (0..TILE).step_by(g.group) {
-            if let Some((page, token)) = self.page(TILE + first)
-                && let Tensor::Packed { codes, scales, zeros } = &page.values
-            {
-                let row = (self.kv_head * groups + index) * g.page_tokens + token;
-                prefetch(simd, &scales[row..row + g.group]);
-                prefetch(simd, &zeros[row..row + g.group]);
-                let words = order.words(g.group);
-                let first = order.words(self.kv_head * g.page_tokens + token);
-                let part = words * index / groups..words * (index + 1) / groups;
-                prefetch(simd, &codes[first + part.start..first + part.end]);
-            }
-        }
-    }
-
     /// Adds the weighted values that are seen in full precision.
     #[inline(always)]
     fn sum_full<S: Simd>(&self, simd: S, scratch: &mut Scratch, partial: &mut Partial) {
-        for group in self.groups() {
-            let sees = |query: &Query| {
-                let (visible, coded) = (self.visible(query), self.coded(query).values);
-                visible.start.max(coded).max(group.start)..visible.end.min(group.end)
+        for (index, group) in self.groups().enumerate() {
+            let sees = |view: &View| {
+                let View { visible, coded } = view;
+                visible.start.max(coded.values).max(group.start)..visible.end.min(group.end)
             };
-            self.activate(scratch, |query| !sees(query).is_empty());
-            let mut tokens = group.end..group.end;
-            for &query in &scratch.active {
-                tokens.start = tokens.start.min(sees(&scratch.queries[query]).start);
-            }
-            if tokens.is_empty() {
-                continue;
-            }
+            scratch.activate(|view| !sees(view).is_empty());
+            let seen = scratch.active.iter().map(|&query| sees(&scratch.views[query]).start);
+            let Some(start) = seen.min() else { continue };
             let first = self.positions.start;
-            let positions = first + tokens.start..first + tokens.end;
-            scratch.full.load_values(simd, self.source(group.start), positions);
+            let positions = first + start..first + group.end;
+            scratch.full.load_values(simd, self.source(index), positions);
             let width = scratch.full.width;
             for &query in &scratch.active {
-                let seen = sees(&scratch.queries[query]);
-                let rows = &scratch.full.values[(seen.start - tokens.start) * width..];
+                let seen = sees(&scratch.views[query]);
+                let rows = &scratch.full.values[(seen.start - start) * width..];
                 let weights = &scratch.weights.row(query).as_flattened()[seen];
                 weighted_sum(simd, weights, rows, width, 0..width, partial.sums_mut(query));
             }
         }
-    }
-}
-
-/// Asks for the cache lines of `x`.
-#[inline(always)]
-fn prefetch<S: Simd, T>(simd: S, x: &[T]) {
-    const LINE: usize = 64;
-    for element in x.iter().step_by(LINE / size_of::<T>()) {
-        simd.prefetch(std::ptr::from_ref(element).cast());
     }
 }
