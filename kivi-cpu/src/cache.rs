@@ -15,6 +15,7 @@ pub(crate) use order::{KeyOrder, ValueOrder};
 pub(crate) use page::{Page, Tensor};
 pub(crate) use residual::Slot;
 
+use crate::quantize;
 use kivi_core::{
     Bits, Error, LayerSpec, PageId, PoolSpec, Result, SequenceLayout, StepPlan,
     memory::MeasuredBytes,
@@ -37,6 +38,8 @@ pub(crate) struct LayerCache {
     pub(crate) pages: Vec<Option<Page>>,
     /// By slot number.
     pub(crate) slots: Vec<Option<Slot>>,
+    /// Memory of the list of pages that a step fills; empty between steps.
+    pub(crate) filling: Vec<quantize::Work>,
 }
 
 /// The sizes that every address computation needs.
@@ -64,6 +67,7 @@ impl Cache {
             },
             pages: Vec::new(),
             slots: Vec::new(),
+            filling: Vec::new(),
         };
         let layers = spec.layers().iter().map(layer).collect();
         Self { spec: spec.clone(), layers, saturated: 0 }

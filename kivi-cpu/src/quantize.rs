@@ -17,7 +17,8 @@ use std::ops::Range;
 const MAX_GROUP: usize = 128;
 
 /// The part of one page that a step fills.
-struct Work {
+#[derive(Debug)]
+pub(crate) struct Work {
     page: Page,
     id: PageId,
     /// Position of the page's first token.
@@ -49,7 +50,8 @@ impl Cpu {
         let first = |range: &Range<usize>| (!range.is_empty()).then_some(range.start);
         let start = first(&keys).into_iter().chain(first(&values)).min().unwrap_or_default();
         let indices = geometry.locate(start).0..=geometry.locate(keys.end.max(values.end) - 1).0;
-        let mut work = Vec::with_capacity(indices.clone().count());
+        let mut work = std::mem::take(&mut layer.filling);
+        work.clear();
         for index in indices {
             let Some(&id) = sequence.before.tables[group].get(index) else {
                 return Err(Error::request("quantize", format!("no page at index {index}")));
@@ -74,9 +76,10 @@ impl Cpu {
         } else {
             self.threads.install(|| work.par_iter_mut().for_each(fill));
         }
-        for Work { page, id, .. } in work {
+        for Work { page, id, .. } in work.drain(..) {
             *layer.page_mut("quantize", id)? = page;
         }
+        layer.filling = work;
         Ok(())
     }
 }

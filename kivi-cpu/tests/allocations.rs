@@ -1,7 +1,10 @@
-//! Decoding takes no memory from the allocator once it has run: the dense operations of a step use
-//! what earlier steps gave back.
+//! Decoding takes no memory from the allocator once it has run: the operations of a step use what
+//! earlier steps gave back. Only new pages of the cache are allocated.
 
-use kivi_core::{CacheBackend, DecoderBackend, Result, WeightData, WeightFormat};
+use kivi_core::{
+    Attention, CacheBackend, CacheConfig, CacheState, DecoderBackend, LayerSpec, PoolSpec, Result,
+    StepPlan, StepRequest, WeightData, WeightFormat,
+};
 use kivi_cpu::{Cpu, Weight};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -86,8 +89,14 @@ impl Model {
     }
 }
 
+/// One test, since the counter is common to all threads.
 #[test]
 fn a_step_allocates_nothing_after_the_first() {
+    dense_steps();
+    cache_steps();
+}
+
+fn dense_steps() {
     for threads in [1, 2] {
         let cpu = Cpu::new(threads).unwrap();
         let model = Model::new(&cpu);
@@ -108,5 +117,49 @@ fn a_step_allocates_nothing_after_the_first() {
             });
             assert_eq!(allocations, 0, "{threads} threads, {rows} rows");
         }
+    }
+}
+
+/// A step of the cache: append, quantize (a value leaves the residual in every step), attend, release.
+/// Within a page and a block of keys it allocates nothing; the plan, made once for all layers, is not
+/// counted.
+fn cache_steps() {
+    const HEADS: usize = 2;
+    const HEAD_DIM: usize = 64;
+    for threads in [1, 2] {
+        let cpu = Cpu::new(threads).unwrap();
+        let config = CacheConfig::builder().build().unwrap();
+        let layer = LayerSpec::new(&config, HEADS, HEAD_DIM);
+        let spec = PoolSpec::for_context(config, vec![layer], 1, 4096).unwrap();
+        let mut cache = cpu.create_cache(&spec).unwrap();
+        let mut state = CacheState::new(spec);
+        let sequence = state.create_sequence().unwrap();
+        let attention = Attention::new(3 * HEADS, 0.125);
+        let mut plan = StepPlan::default();
+        let data = vec![0.5; 1250 * 3 * HEADS * HEAD_DIM];
+        let allocations = cpu.run(|| {
+            let mut step = |tokens: usize| -> Result<usize> {
+                let rows = |heads: usize| {
+                    let width = heads * HEAD_DIM;
+                    cpu.upload(tokens, width, &data[..tokens * width])
+                };
+                let (queries, keys, values) = (rows(3 * HEADS)?, rows(HEADS)?, rows(HEADS)?);
+                state.plan(&[StepRequest { sequence, tokens }], &mut plan)?;
+                let before = ALLOCATIONS.load(Ordering::Relaxed);
+                cpu.begin_step(&mut cache, &plan)?;
+                cpu.append(&mut cache, 0, &plan, &keys, &values)?;
+                cpu.quantize(&mut cache, 0, &plan)?;
+                cpu.attend(&cache, 0, &plan, &attention, &queries)?;
+                cpu.release(&mut cache, 0, &plan)?;
+                Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
+            };
+            // 1290 tokens are 20 pages and 10 more: the next page begins at 1344, the next block of keys at 1408.
+            step(1250).unwrap();
+            (0..40).for_each(|_| {
+                step(1).unwrap();
+            });
+            (0..40).map(|_| step(1).unwrap()).sum::<usize>()
+        });
+        assert_eq!(allocations, 0, "{threads} threads");
     }
 }
