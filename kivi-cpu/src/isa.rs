@@ -32,6 +32,10 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod neon;
 mod portable;
 mod simd;
 pub(crate) mod slices;
@@ -42,7 +46,11 @@ pub(crate) use simd::{Bytes32, LANES, Simd};
 
 #[cfg(target_arch = "x86_64")]
 use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use avx512::Avx512;
 use kivi_core::{Error, Result};
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+use neon::Neon;
 use portable::Portable;
 
 /// An instruction set this processor has; there is no value for one that it lacks.
@@ -57,6 +65,12 @@ enum Token {
     /// x86-64 with AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI as well; on 256-bit vectors.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+    /// 64-bit Arm with NEON and the dot product extension.
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+    Neon(Neon),
 }
 
 impl Isa {
@@ -67,7 +81,7 @@ impl Isa {
     pub const PORTABLE: Self = Self(Token::Portable(Portable));
 
     /// The fastest instruction set of this processor, or the one named by the environment variable
-    /// `KIVI_CPU_ISA` (`portable`, `avx2`).
+    /// `KIVI_CPU_ISA` (`portable`, `avx2`, `avx512`, `neon`).
     ///
     /// # Errors
     /// [`Error::InvalidConfig`] when the variable names no instruction set, [`Error::Unsupported`]
@@ -85,6 +99,10 @@ impl Isa {
             Some(Self::PORTABLE),
             #[cfg(target_arch = "x86_64")]
             Avx2::new().map(|token| Self(Token::Avx2(token))),
+            #[cfg(target_arch = "x86_64")]
+            Avx512::new().map(|token| Self(Token::Avx512(token))),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Neon::new().map(|token| Self(Token::Neon(token))),
         ];
         sets.into_iter().flatten()
     }
@@ -94,7 +112,7 @@ impl Isa {
     /// # Errors
     /// As for [`Isa::detect`].
     pub fn named(name: &str) -> Result<Self> {
-        const KNOWN: [&str; 2] = ["portable", "avx2"];
+        const KNOWN: [&str; 4] = ["portable", "avx2", "avx512", "neon"];
         if let Some(isa) = Self::available().find(|isa| isa.name() == name) {
             return Ok(isa);
         }
@@ -111,6 +129,10 @@ impl Isa {
             Token::Portable(_) => "portable",
             #[cfg(target_arch = "x86_64")]
             Token::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512(_) => "avx512",
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Token::Neon(_) => "neon",
         }
     }
 
@@ -120,7 +142,11 @@ impl Isa {
         match self.0 {
             Token::Portable(simd) => kernel.run(simd),
             #[cfg(target_arch = "x86_64")]
-            Token::Avx2(simd) => avx2::run(simd, kernel),
+            Token::Avx2(simd) => simd.call(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512(simd) => simd.call(kernel),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Token::Neon(simd) => simd.call(kernel),
         }
     }
 }

@@ -3,6 +3,7 @@
 mod cargo;
 mod cli_page;
 mod docs;
+mod emulated;
 mod peers;
 mod report;
 mod shell;
@@ -36,6 +37,8 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
+    /// Run the CPU backend's tests on an emulated Arm processor
+    Emulated,
     /// Fetch the default model into the cache folder
     FetchModel,
     /// Measure kivi beside llama.cpp, which is fetched and compiled for it
@@ -55,6 +58,9 @@ fn main() -> ExitCode {
             report.step("build", cargo::build_kivi);
             report.step("command-line page", || cli_page::run(write));
         }
+        Command::Emulated => {
+            report.step("emulated Arm processor", emulated::arm);
+        }
         Command::FetchModel => {
             report.step("build", cargo::build_kivi);
             report.step("default model", smoke::fetch);
@@ -73,6 +79,7 @@ fn test(report: &mut Report, no_model: bool) {
     // `cargo build` would compile some crates again, without the features of the tests.
     report.step("tests and doctests", cargo::test);
     report.step("command-line page", || cli_page::run(false));
+    report.step("emulated Arm processor", emulated::arm);
     if !no_model {
         smoke_test(report);
     }

@@ -4,30 +4,49 @@ use super::Kernel;
 use super::simd::{Bytes32, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof that this processor has AVX2, FMA and F16C.
+/// Vectors of AVX2, FMA and F16C, with the integer products of `P`. A value is the proof that this
+/// processor has all of them, see [`Products`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Avx2(());
+pub(crate) struct X86<P>(P);
+
+/// AVX2 alone.
+pub(crate) type Avx2 = X86<Pairs>;
+
+/// What newer extensions do better: integer inner products, as in [`Simd`], and a shell.
+///
+/// # Safety
+/// A value of the type must exist only where AVX2, FMA, F16C and what the type stands for were
+/// detected.
+pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
+    /// Runs `kernel` in code compiled for the instruction set.
+    fn run<K: Kernel>(simd: X86<Self>, kernel: K) -> K::Output;
+    /// [`Simd::depth`]
+    fn depth(bits: u32) -> usize;
+    /// [`Simd::dot4`]
+    fn dot4(self, bits: u32, sum: __m256i, codes: __m256i, x: __m256i) -> __m256i;
+    /// [`Simd::widen`]
+    fn widen(self, sums: __m256i) -> __m256i;
+}
+
+impl<P: Products> X86<P> {
+    /// With proof.
+    pub(super) fn with(products: P) -> Self {
+        Self(products)
+    }
+}
+
+/// Sums in sixteen 16-bit lanes, two to a lane of 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pairs(());
 
 impl Avx2 {
-    /// `None` where the processor or the operating system lacks one of them.
+    /// `None` where the processor or the operating system lacks one of the extensions.
     pub(crate) fn new() -> Option<Self> {
         let detected = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        detected.then_some(Self(()))
+        detected.then_some(Self::with(Pairs(())))
     }
-}
-
-/// Runs `kernel` in code compiled for the instruction set.
-#[inline]
-pub(super) fn run<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
-    #[target_feature(enable = "avx2,fma,f16c")]
-    #[inline(never)]
-    fn shell<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
-        kernel.run(simd)
-    }
-    // SAFETY: an `Avx2` exists only where these features were detected.
-    unsafe { shell(simd, kernel) }
 }
 
 /// `a + b` in 16-bit lanes, as the compiler cannot see.
@@ -46,7 +65,7 @@ fn add_opaque(mut a: __m256i, b: __m256i) -> __m256i {
     a
 }
 
-/// Evaluates intrinsics inside a method of [`Avx2`].
+/// Evaluates intrinsics inside a method of [`X86`] or [`Products`].
 macro_rules! avx2 {
     ($($body:tt)*) => {
         // SAFETY: `self` exists only where avx2, fma and f16c were detected; loads and stores go
@@ -55,15 +74,63 @@ macro_rules! avx2 {
     };
 }
 
-impl Simd for Avx2 {
+// SAFETY: `Avx2::new` alone makes a value.
+unsafe impl Products for Pairs {
+    #[inline]
+    fn run<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        #[inline(never)]
+        fn shell<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: an `Avx2` exists only where these features were detected.
+        unsafe { shell(simd, kernel) }
+    }
+
+    /// In 16 bits: `32·2·3·127`, `8·2·15·127`, `4·2·31·127`, `2·2·63·127` and `1·2·128·127` are below
+    /// 2¹⁵.
+    #[inline(always)]
+    fn depth(bits: u32) -> usize {
+        match bits {
+            0..=2 => 32,
+            3..=4 => 8,
+            5 => 4,
+            6 => 2,
+            _ => 1,
+        }
+    }
+
+    /// `vpmaddubsw`; signed codes move their sign to `x` first.
+    ///
+    /// The addition is opaque to the compiler, which otherwise adds the products of several steps
+    /// among each other first and runs out of registers (*measured*: half of the instructions were
+    /// moves to and from the stack).
+    #[inline(always)]
+    fn dot4(self, bits: u32, sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        avx2! {
+            let products = if bits == 8 {
+                _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
+            } else {
+                _mm256_maddubs_epi16(codes, x)
+            };
+            add_opaque(sum, products)
+        }
+    }
+
+    #[inline(always)]
+    fn widen(self, sums: __m256i) -> __m256i {
+        avx2! { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) }
+    }
+}
+
+impl<P: Products> Simd for X86<P> {
     type F32 = __m256;
     type I32 = __m256i;
-    /// Sixteen 16-bit sums, two to a lane.
     type Dots = __m256i;
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
-        run(self, kernel)
+        P::run(self, kernel)
     }
 
     #[inline(always)]
@@ -197,17 +264,9 @@ impl Simd for Avx2 {
         avx2! { _mm256_castps_si256(x) }
     }
 
-    /// In 16 bits: `32·2·3·127`, `8·2·15·127`, `4·2·31·127`, `2·2·63·127` and `1·2·128·127` are below
-    /// 2¹⁵.
     #[inline(always)]
     fn depth(bits: u32) -> usize {
-        match bits {
-            0..=2 => 32,
-            3..=4 => 8,
-            5 => 4,
-            6 => 2,
-            _ => 1,
-        }
+        P::depth(bits)
     }
 
     #[inline(always)]
@@ -215,26 +274,14 @@ impl Simd for Avx2 {
         avx2! { _mm256_setzero_si256() }
     }
 
-    /// `vpmaddubsw`; signed codes move their sign to `x` first.
-    ///
-    /// The addition is opaque to the compiler, which otherwise adds the products of several steps
-    /// among each other first and runs out of registers (*measured*: half of the instructions were
-    /// moves to and from the stack).
     #[inline(always)]
     fn dot4(self, bits: u32, sum: Self::Dots, codes: Self::I32, x: Self::I32) -> Self::Dots {
-        avx2! {
-            let products = if bits == 8 {
-                _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
-            } else {
-                _mm256_maddubs_epi16(codes, x)
-            };
-            add_opaque(sum, products)
-        }
+        self.0.dot4(bits, sum, codes, x)
     }
 
     #[inline(always)]
     fn widen(self, sums: Self::Dots) -> Self::I32 {
-        avx2! { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) }
+        self.0.widen(sums)
     }
 
     #[inline(always)]

@@ -37,10 +37,14 @@ fn names_and_availability() {
     for isa in Isa::available() {
         assert_eq!(Isa::named(isa.name()).unwrap(), isa);
     }
-    if Isa::available().count() == 1 {
-        assert!(matches!(Isa::named("avx2"), Err(Error::Unsupported { .. })));
+    for known in ["portable", "avx2", "avx512", "neon"] {
+        let available = Isa::available().any(|isa| isa.name() == known);
+        match Isa::named(known) {
+            Ok(isa) => assert!(available && isa.name() == known),
+            Err(error) => assert!(!available && matches!(error, Error::Unsupported { .. })),
+        }
     }
-    for wrong in ["", "AVX2", "sse9"] {
+    for wrong in ["", "AVX2", "sse9", "avx512f"] {
         let error = Isa::named(wrong).unwrap_err();
         assert!(matches!(error, Error::InvalidConfig { .. }), "{error}");
     }
@@ -122,11 +126,193 @@ fn signed_bytes_convert() {
     }
 }
 
+/// Pairs of floats of every kind, in both orders.
+fn special_pairs() -> Vec<[f32; 2]> {
+    let special = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0, 0.0, -1e-42, 1.5, f32::MAX];
+    special.iter().flat_map(|&a| special.iter().map(move |&b| [a, b])).collect()
+}
+
+#[test]
+fn comparisons_follow_the_definition_for_every_kind_of_number() {
+    for isa in Isa::available() {
+        for pairs in special_pairs().as_chunks::<LANES>().0 {
+            let found = run!(isa, |simd, pairs: &'a [[f32; 2]; LANES]| -> [[u32; LANES]; 5] {
+                let a = simd.load(&pairs.map(|[a, _]| a));
+                let b = simd.load(&pairs.map(|[_, b]| b));
+                let results = [
+                    simd.f32_to_bits(simd.max(a, b)),
+                    simd.f32_to_bits(simd.min(a, b)),
+                    simd.less(a, b),
+                    simd.less_or_equal(a, b),
+                    simd.f32_to_bits(simd.abs(a)),
+                ];
+                let mut out = [[0; LANES]; 5];
+                for (result, out) in results.into_iter().zip(&mut out) {
+                    simd.store_u32(result, out);
+                }
+                out
+            });
+            for (lane, [a, b]) in pairs.iter().enumerate() {
+                let mask = |set| if set { u32::MAX } else { 0 };
+                let expected = [
+                    (if a > b { a } else { b }).to_bits(),
+                    (if a < b { a } else { b }).to_bits(),
+                    mask(a < b),
+                    mask(a <= b),
+                    a.to_bits() & (u32::MAX >> 1),
+                ];
+                assert_eq!(found.map(|lanes| lanes[lane]), expected, "{isa}: {a}, {b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_lane_is_found_beside_nan() {
+    for isa in Isa::available() {
+        for nan in 0..=LANES {
+            let mut x = [-3.0, 2.0, f32::NEG_INFINITY, 7.5, -0.0, 7.25, 1.0, -9.0];
+            x.rotate_left(nan % 3);
+            if let Some(x) = x.get_mut(nan) {
+                *x = f32::NAN;
+            }
+            let lanes = &x;
+            let found = run!(isa, |simd, lanes: &'a [f32; LANES]| -> f32 {
+                simd.max_lane(simd.load(lanes))
+            });
+            let largest = x.into_iter().filter(|x| !x.is_nan()).reduce(f32::max).unwrap();
+            let allowed = found == largest || nan < LANES && (found.is_nan() || x.contains(&found));
+            assert!(allowed, "{isa}: {found} of {x:?}");
+        }
+    }
+}
+
+/// What cannot be represented may become anything, but always something.
+#[test]
+fn splitting_survives_every_number() {
+    let wild = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30, 3e9, -3e9, 40_000.0];
+    for isa in Isa::available() {
+        let wild = &wild;
+        run!(isa, |simd, wild: &'a [f32; LANES]| -> () {
+            let mut out = [0; LANES];
+            let ([high, low], sums) = simd.split(&[simd.load(wild); 4]);
+            for x in [high, low, sums] {
+                simd.store_u32(x, &mut out);
+            }
+        });
+    }
+}
+
+#[test]
+fn floats_load_exactly() {
+    // Every bf16, as the upper half of an f32; an f32 with bytes that differ.
+    for isa in Isa::available() {
+        for first in (0..=u16::MAX).step_by(LANES) {
+            let upper: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
+            let (short, long) = (
+                upper.map(u16::to_le_bytes),
+                upper.map(|x| (u32::from(x) << 16 | 0x1234).to_le_bytes()),
+            );
+            let (short, long) = (&short, &long);
+            let [short, long] = run!(isa, |simd,
+                                           short: &'a [[u8; 2]; LANES],
+                                           long: &'a [[u8; 4]; LANES]|
+             -> [[u32; LANES]; 2] {
+                let mut out = [[0; LANES]; 2];
+                simd.store_u32(simd.f32_to_bits(simd.load_bf16_le(short)), &mut out[0]);
+                simd.store_u32(simd.f32_to_bits(simd.load_le(long)), &mut out[1]);
+                out
+            });
+            for (short, upper) in short.into_iter().zip(upper) {
+                let (found, bits) = (f32::from_bits(short), u32::from(upper) << 16);
+                let same = short == bits || found.is_nan() && f32::from_bits(bits).is_nan();
+                assert!(same, "{isa}: {upper:#x} became {found}");
+            }
+            assert_eq!(long, upper.map(|x| u32::from(x) << 16 | 0x1234), "{isa}");
+        }
+    }
+}
+
+/// What `vpdpbusd`, `vpabsb` and `vpsignb` do to one byte, from their documentation: the dot product
+/// of the set `avx512` is exact for every pair of operands, also where no processor here can run it.
+#[test]
+fn the_model_of_vpdpbusd_is_exact_for_every_pair() {
+    // Unsigned times signed, which never leaves 16 bits; sums of four in 32 bits.
+    let vpdpbusd = |a: u8, b: i8| i32::from(a) * i32::from(b);
+    let vpabsb = |a: i8| a.unsigned_abs();
+    let vpsignb = |a: i8, sign: i8| match sign {
+        ..0 => a.wrapping_neg(),
+        0 => 0,
+        1.. => a,
+    };
+    for x in -127..=127i8 {
+        for code in i8::MIN..=i8::MAX {
+            let expected = i32::from(code) * i32::from(x);
+            assert_eq!(vpdpbusd(vpabsb(code), vpsignb(x, code)), expected, "{code}·{x}");
+        }
+        for code in 0..64u8 {
+            assert_eq!(vpdpbusd(code, x), i32::from(code) * i32::from(x), "{code}·{x}");
+        }
+    }
+    // The depth it has there.
+    assert!(4 * 128 * 127 * (1i64 << 14) <= i32::MAX.into());
+}
+
 fn depth<S: Simd>(_simd: S, bits: u32) -> usize {
     S::depth(bits)
 }
 
 proptest! {
+    #[test]
+    fn integers_agree_with_plain_arithmetic(
+        a in any::<[u32; LANES]>(),
+        b in any::<[u32; LANES]>(),
+        by in 0..32u32,
+    ) {
+        for isa in Isa::available() {
+            let (x, y) = (&a, &b);
+            let found = run!(
+                isa,
+                |simd, x: &'a [u32; LANES], y: &'a [u32; LANES], by: u32| -> [[u32; LANES]; 7] {
+                    let (a, b) = (simd.load_u32(x), simd.load_u32(y));
+                    let mut bytes = Bytes32::default();
+                    bytes.0.copy_from_slice(bytemuck::bytes_of(x));
+                    let results = [
+                        simd.shr(a, by),
+                        simd.shl(a, by),
+                        simd.and(a, b),
+                        simd.add_u32(a, b),
+                        simd.sub_u32(a, b),
+                        simd.f32_to_bits(simd.i32_to_f32(a)),
+                        simd.load_bytes(&bytes),
+                    ];
+                    let mut out = [[0; LANES]; 7];
+                    for (result, out) in results.into_iter().zip(&mut out) {
+                        simd.store_u32(result, out);
+                    }
+                    out
+                }
+            );
+            for (lane, (&a, &b)) in a.iter().zip(&b).enumerate() {
+                let nearest = (a.cast_signed() as f32).to_bits();
+                let (sum, difference) = (a.wrapping_add(b), a.wrapping_sub(b));
+                let expected = [a >> by, a << by, a & b, sum, difference, nearest, a];
+                prop_assert_eq!(found.map(|lanes| lanes[lane]), expected, "{}", isa);
+            }
+        }
+    }
+
+    #[test]
+    fn lanes_are_added_in_the_documented_order(x in prop::array::uniform8(-1e6f32..1e6)) {
+        let expected = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+        for isa in Isa::available() {
+            let lanes = &x;
+            let found =
+                run!(isa, |simd, lanes: &'a [f32; LANES]| -> f32 { simd.sum(simd.load(lanes)) });
+            prop_assert_eq!(found.to_bits(), expected.to_bits(), "{}", isa);
+        }
+    }
+
     #[test]
     fn dot4_is_exact_up_to_its_depth(
         seed in prop::collection::vec((any::<[u8; 32]>(), any::<[u8; 4]>()), 1..=40),
