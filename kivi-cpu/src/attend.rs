@@ -6,6 +6,9 @@
 //! - keys: `q·(s∘c + z) = (q∘s)·c + q·z`, with `q∘s` and `q·z` computed once per group of tokens;
 //! - values: `Σ p_t (s_t c_t + z_t) = Σ (p_t s_t) c_t + Σ p_t z_t`.
 //!
+//! Keys with promoted channels add `Σ (q∘s/4)·lo` over these channels, `s` being the stored scale, by
+//! the same loop over a second, shorter plane of codes.
+//!
 //! The prepared numbers are rounded to 15 bits and split into two bytes (see [`operand`]), so the
 //! inner products run on byte-wise integer instructions and are exact: a quarter of the work of
 //! floats, and the same for every instruction set.
@@ -26,6 +29,7 @@ mod full;
 mod operand;
 mod partial;
 mod products;
+mod promoted;
 mod scratch;
 mod walk;
 

@@ -3,16 +3,19 @@
 //! Keys lie token beside token, in tiles of `G` tokens that start `S + i·G` positions into the
 //! sequence: a tile is `[head_dim, G]`, so that a vector holds one channel of several tokens both
 //! before and after they are quantized, and a query is multiplied with a tile without a horizontal
-//! sum. Values lie channel beside channel. [`order`] says how codes lie in words.
+//! sum. Values lie channel beside channel. [`order`] says how codes lie in words. Promoted key
+//! channels have a second plane of codes in the order of the first ([`promoted`]).
 
 mod floats;
 pub(crate) mod order;
 mod page;
+mod promoted;
 mod residual;
 
 pub(crate) use floats::Floats;
 pub(crate) use order::{KeyOrder, ValueOrder};
 pub(crate) use page::{Page, Tensor};
+pub(crate) use promoted::{Promoted, channels_of};
 pub(crate) use residual::Slot;
 
 use crate::quantize;

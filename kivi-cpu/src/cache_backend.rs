@@ -37,11 +37,6 @@ impl CacheBackend for Cpu {
     }
 
     fn create_cache(&self, spec: &PoolSpec) -> Result<Cache> {
-        if let Some(layer) = spec.layers().iter().position(|l| l.promoted_channels().is_some()) {
-            let format = spec.layers()[layer].format.keys;
-            let what = format!("promoted key channels (layer {layer}: {format})");
-            return Err(Error::Unsupported { backend: NAME, what });
-        }
         Ok(Cache::new(spec))
     }
 

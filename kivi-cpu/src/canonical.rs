@@ -1,6 +1,8 @@
 //! Export to and import from the canonical form.
 
-use crate::cache::{Floats, Geometry, LayerCache, Page, Tensor, order::Place};
+mod promoted;
+
+use crate::cache::{Floats, Geometry, KeyOrder, LayerCache, Page, Tensor, order::Place};
 use kivi_core::{
     Bits, CanonicalLayer, Error, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result,
     SequenceLayout, quantizer::GroupParams,
@@ -12,24 +14,27 @@ impl LayerCache {
         let (g, format) = (self.geometry, self.spec.format);
         let quantized = layout.packed.map(|end| end - g.sinks);
         let shape = |tokens| [g.kv_heads, tokens, g.head_dim];
-        let mut packed_keys = None;
-        if let Some(bits) = format.keys.bits {
-            let mut all = PackedKeys::zeroed(bits, g.group, shape(quantized.keys))?;
+        let mut packed_keys = PackedKeys::zeroed_for(format.keys, g.group, shape(quantized.keys))?;
+        if let Some(all) = &mut packed_keys {
+            let order = g.key_order(all.bits);
             for (index, tokens) in self.pages_until(quantized.keys) {
                 let page = self.page_at("export", group, layout, index)?;
+                let first = index * g.page_tokens;
                 if let Tensor::Packed { codes, scales, zeros } = &page.keys {
-                    let first = index * g.page_tokens;
-                    for_each_key(&g, bits, tokens, |head, token, channel, params, at| {
+                    let tokens = tokens.clone();
+                    for_each_key(&g, order, tokens, |head, token, channel, params, at| {
                         if token.is_multiple_of(g.group) {
                             let group = (first + token) / g.group;
                             let (scale, zero) = (scales[params], zeros[params]);
                             all.set_params(head, group, channel, GroupParams { scale, zero });
                         }
-                        all.set_code(head, first + token, channel, at.get(bits, codes));
+                        all.set_code(head, first + token, channel, at.get(order.bits, codes));
                     });
                 }
+                if let Some(promoted) = &page.promoted {
+                    promoted.export(&g, first, tokens, all);
+                }
             }
-            packed_keys = Some(all);
         }
         let mut packed_values = None;
         if let Some(bits) = format.values.bits {
@@ -84,9 +89,13 @@ impl LayerCache {
             for (index, tokens) in self.pages_until(quantized.keys) {
                 let page = self.page_at_mut("import", group, layout, index)?;
                 page.filled.keys = tokens.len();
+                let first = index * g.page_tokens;
+                if let Some(promoted) = &mut page.promoted {
+                    promoted.import(&g, first, tokens.clone(), keys);
+                }
                 if let Tensor::Packed { codes, scales, zeros } = &mut page.keys {
-                    let first = index * g.page_tokens;
-                    for_each_key(&g, keys.bits, tokens, |head, token, channel, params, at| {
+                    let order = g.key_order(keys.bits);
+                    for_each_key(&g, order, tokens, |head, token, channel, params, at| {
                         if token.is_multiple_of(g.group) {
                             let group = (first + token) / g.group;
                             let found = keys.params(head, group, channel);
@@ -289,21 +298,21 @@ fn page_id(
 }
 
 /// Calls `f` with head, token, channel, index of the scale and place of the code of every key of the
-/// first `tokens` of a page.
+/// first `tokens` of a page, which lie in this order.
 fn for_each_key(
     g: &Geometry,
-    bits: Bits,
+    order: KeyOrder,
     tokens: Range<usize>,
     mut f: impl FnMut(usize, usize, usize, usize, Place),
 ) {
-    let (order, groups) = (g.key_order(bits), g.page_tokens / g.group);
+    let groups = g.page_tokens / g.group;
     for head in 0..g.kv_heads {
-        for channel in 0..g.head_dim {
+        for channel in 0..order.channels {
             for token in tokens.clone() {
                 let row = head * groups + token / g.group;
                 let Place { word, shift } = order.place(token % g.group, channel);
                 let place = Place { word: row * order.words() + word, shift };
-                f(head, token, channel, row * g.head_dim + channel, place);
+                f(head, token, channel, row * order.channels + channel, place);
             }
         }
     }

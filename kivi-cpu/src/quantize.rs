@@ -3,13 +3,16 @@
 use crate::{
     Cpu,
     cache::{
-        Floats, LayerCache, Page, Slot, Tensor,
-        order::{Place, offset},
+        Floats, LayerCache, Page, Slot, Tensor, channels_of,
+        order::{KeyOrder, Place, offset},
     },
     isa::{Kernel, LANES, Simd},
 };
 use half::f16;
-use kivi_core::{Bits, Error, PageId, Result, SequencePlan, quantizer::GroupParams};
+use kivi_core::{
+    Bits, Error, PageId, Result, SequencePlan,
+    quantizer::{self, GroupParams},
+};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -106,7 +109,7 @@ impl Kernel for FillPage<'_> {
     }
 }
 
-/// Per channel, groups of `G` consecutive tokens.
+/// Per channel, groups of `G` consecutive tokens; which channels are promoted is decided per group.
 #[inline(always)]
 fn fill_keys<S: Simd>(
     simd: S,
@@ -124,38 +127,79 @@ fn fill_keys<S: Simd>(
         return;
     };
     let (order, groups) = (g.key_order(bits), g.page_tokens / g.group);
-    let in_chunks = order.chunks() * bits.codes_per_word();
+    let mut promoted = page.promoted.as_mut();
+    let mut ranges = vec![0.0; if promoted.is_some() { g.head_dim } else { 0 }];
     let mut group = Group::default();
     for position in range.clone().step_by(g.group) {
         for head in 0..g.kv_heads {
             let row = head * groups + (position - start) / g.group;
             let codes = &mut codes[row * order.words()..][..order.words()];
             codes.fill(0);
+            let tile = slot.key_index(head, position);
+            let elements = |channel: usize| {
+                let first = tile + channel * g.group;
+                first..first + g.group
+            };
+            let Some(promoted) = &mut promoted else {
+                for channel in 0..g.head_dim {
+                    group.load(simd, &slot.ring.keys, elements(channel));
+                    let params = group.quantize(simd, bits);
+                    let at = row * g.head_dim + channel;
+                    (scales[at], zeros[at]) = (params.scale, params.zero);
+                    put_channel(simd, order, codes, channel, &group.codes);
+                }
+                continue;
+            };
+            for (channel, range) in ranges.iter_mut().enumerate() {
+                group.load(simd, &slot.ring.keys, elements(channel));
+                *range = quantizer::range(group.ends(simd).as_flattened().iter().copied());
+            }
+            let lo_order = promoted.order;
+            let Some((mask, lo)) = promoted.group_mut(row) else { return };
+            mask.copy_from_slice(&quantizer::promote(&ranges, lo_order.channels));
+            lo.fill(0);
+            let mut next = channels_of(mask).enumerate().peekable();
             for channel in 0..g.head_dim {
-                let first = slot.key_index(head, position) + channel * g.group;
-                group.load(simd, &slot.ring.keys, first..first + g.group);
-                let params = group.quantize(simd, bits);
+                group.load(simd, &slot.ring.keys, elements(channel));
+                let params = match next.next_if(|&(_, promoted)| promoted == channel) {
+                    Some((rank, _)) => {
+                        let params = group.quantize_promoted(simd);
+                        put_channel(simd, lo_order, lo, rank, &group.lo);
+                        params
+                    }
+                    None => group.quantize(simd, bits),
+                };
                 let at = row * g.head_dim + channel;
                 (scales[at], zeros[at]) = (params.scale, params.zero);
-                if channel < in_chunks {
-                    let Place { word, shift } = order.place(0, channel);
-                    let words = codes[word..word + g.group].as_chunks_mut::<LANES>().0;
-                    for (words, codes) in words.iter_mut().zip(&group.codes) {
-                        // Only added to: the channels of a chunk come one after the other.
-                        let shifted = simd.shl(simd.load_u32(codes), shift as u32);
-                        simd.store_u32(simd.add_u32(simd.load_u32(words), shifted), words);
-                    }
-                } else {
-                    let stored = group.codes.as_flattened()[..g.group].iter();
-                    for (token, &code) in stored.enumerate() {
-                        let Place { word, shift } = order.place(token, channel);
-                        codes[word] |= code << shift;
-                    }
-                }
+                put_channel(simd, order, codes, channel, &group.codes);
             }
         }
     }
     page.filled.keys = range.end - start;
+}
+
+/// Puts the codes of one channel into a group's words, where the channel has only zeros so far.
+#[inline(always)]
+fn put_channel<S: Simd>(
+    simd: S,
+    order: KeyOrder,
+    words: &mut [u32],
+    channel: usize,
+    codes: &[[u32; LANES]],
+) {
+    if channel < order.chunks() * order.bits.codes_per_word() {
+        let Place { word, shift } = order.place(0, channel);
+        let words = words[word..word + order.group].as_chunks_mut::<LANES>().0;
+        for (words, codes) in words.iter_mut().zip(codes) {
+            let shifted = simd.shl(simd.load_u32(codes), shift as u32);
+            simd.store_u32(simd.add_u32(simd.load_u32(words), shifted), words);
+        }
+        return;
+    }
+    for (token, &code) in codes.as_flattened()[..order.group].iter().enumerate() {
+        let Place { word, shift } = order.place(token, channel);
+        words[word] |= code << shift;
+    }
 }
 
 /// Per token, groups of `G` consecutive channels; the last one may be short.
@@ -209,12 +253,14 @@ struct Group {
     elements: [[f32; LANES]; MAX_GROUP / LANES],
     /// Their codes, as they are stored.
     codes: [[u32; LANES]; MAX_GROUP / LANES],
+    /// The lower halves of their codes, if they are promoted.
+    lo: [[u32; LANES]; MAX_GROUP / LANES],
 }
 
 impl Default for Group {
     fn default() -> Self {
         let (elements, codes) = ([[0.0; LANES]; _], [[0; LANES]; _]);
-        Self { length: 0, elements, codes }
+        Self { length: 0, elements, codes, lo: codes }
     }
 }
 
@@ -231,8 +277,31 @@ impl Group {
     /// Quantizes the group, as [`kivi_core::quantizer`] defines it.
     #[inline(always)]
     fn quantize<S: Simd>(&mut self, simd: S, bits: Bits) -> GroupParams {
+        let params = GroupParams::of(bits, self.ends(simd).as_flattened().iter().copied());
+        self.encode(simd, bits, params);
+        params
+    }
+
+    /// Quantizes the group as a promoted channel: its codes are those of the upper plane, and `lo`
+    /// those of the lower one.
+    #[inline(always)]
+    fn quantize_promoted<S: Simd>(&mut self, simd: S) -> GroupParams {
+        let params = GroupParams::of_promoted(self.ends(simd).as_flattened().iter().copied());
+        self.encode(simd, Bits::Four, params.fine());
         let vectors = self.length.div_ceil(LANES);
-        let (elements, codes) = (&self.elements[..vectors], &mut self.codes[..vectors]);
+        let low = simd.splat_u32(Bits::Two.levels());
+        for (codes, lo) in self.codes[..vectors].iter_mut().zip(&mut self.lo) {
+            let both = simd.load_u32(codes);
+            simd.store_u32(simd.and(both, low), lo);
+            simd.store_u32(simd.shr(both, 2), codes);
+        }
+        params
+    }
+
+    /// The smallest and the largest element of every lane; NaN if an element is not finite.
+    #[inline(always)]
+    fn ends<S: Simd>(&self, simd: S) -> [[f32; LANES]; 2] {
+        let elements = &self.elements[..self.length.div_ceil(LANES)];
         let zero = simd.splat(0.0);
         let first = simd.load(&elements[0]);
         let (mut min, mut max, mut poison) = (first, first, zero);
@@ -243,17 +312,22 @@ impl Group {
             // 0 as long as everything is finite.
             poison = simd.mul_add(x, zero, poison);
         }
-        let params = if simd.sum(poison) == 0.0 {
-            let mut ends = [[0.0; LANES]; 2];
+        let mut ends = [[f32::NAN; LANES]; 2];
+        if simd.sum(poison) == 0.0 {
             simd.store(min, &mut ends[0]);
             simd.store(max, &mut ends[1]);
-            GroupParams::of(bits, ends.as_flattened().iter().copied())
-        } else {
-            GroupParams::of(bits, [f32::NAN])
-        };
+        }
+        ends
+    }
+
+    /// The codes of the elements, as they are stored.
+    #[inline(always)]
+    fn encode<S: Simd>(&mut self, simd: S, bits: Bits, params: GroupParams) {
+        let vectors = self.length.div_ceil(LANES);
+        let (elements, codes) = (&self.elements[..vectors], &mut self.codes[..vectors]);
         if params.scale == f16::ZERO {
             codes.as_flattened_mut().fill(offset(bits));
-            return params;
+            return;
         }
         for (x, codes) in elements.iter().zip(codes) {
             let found = match bits {
@@ -263,7 +337,6 @@ impl Group {
             };
             simd.store_u32(found, codes);
         }
-        params
     }
 }
 
@@ -342,24 +415,57 @@ mod tests {
         }
     }
 
+    struct Promote<'a>(&'a [f32]);
+
+    impl Kernel for Promote<'_> {
+        type Output = (f32, GroupParams, Vec<u32>);
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Self::Output {
+            let mut buffers = Group::default();
+            buffers.load(simd, &Floats::F32(self.0.into()), 0..self.0.len());
+            let range = quantizer::range(buffers.ends(simd).as_flattened().iter().copied());
+            let params = buffers.quantize_promoted(simd);
+            let planes = buffers.codes.as_flattened().iter().zip(buffers.lo.as_flattened());
+            let codes = planes.map(|(hi, lo)| {
+                assert!(*hi < 4 && *lo < 4);
+                4 * hi + lo
+            });
+            (range, params, codes.take(self.0.len()).collect())
+        }
+    }
+
+    /// Elements of a group, extremes included.
+    fn elements() -> impl Strategy<Value = Vec<f32>> {
+        let element = prop_oneof![
+            -1f32..1.0,
+            -70000f32..70000.0,
+            (-8i8..8).prop_map(f32::from),
+            Just(0.0),
+            Just(-0.0),
+            Just(f32::NAN),
+            Just(f32::INFINITY),
+            Just(1e-6),
+            Just(-3.4e38),
+        ];
+        prop::collection::vec(element, 1..=MAX_GROUP)
+    }
+
+    /// Rounded to f16, and everything finite if so wished.
+    fn rounded(group: &[f32], finite: bool) -> Vec<f32> {
+        let round = |x: f32| if finite && !x.is_finite() { 0.5 } else { f16::from_f32(x).to_f32() };
+        group.iter().map(|&x| round(x)).collect()
+    }
+
     proptest! {
         /// The fast quantizer agrees with the definition on every bit, ties and extremes included.
         #[test]
         fn fast_quantizer_is_the_core_quantizer(
-            group in prop::collection::vec(
-                prop_oneof![
-                    -1f32..1.0, -70000f32..70000.0, (-8i8..8).prop_map(f32::from),
-                    Just(0.0), Just(f32::NAN), Just(f32::INFINITY), Just(1e-6), Just(-3.4e38),
-                ],
-                1..=MAX_GROUP,
-            ),
+            group in elements(),
             finite in any::<bool>(),
             bits in prop::sample::select(&Bits::ALL),
         ) {
-            let group: Vec<f32> = group
-                .iter()
-                .map(|&x| if finite && !x.is_finite() { 0.5 } else { f16::from_f32(x).to_f32() })
-                .collect();
+            let group = rounded(&group, finite);
             let expected = GroupParams::of(bits, group.iter().copied());
             for isa in Isa::available() {
                 let (params, codes) = isa.run(Quantize { group: &group, bits });
@@ -367,6 +473,34 @@ mod tests {
                 prop_assert_eq!(params.zero.to_bits(), expected.zero.to_bits());
                 for (&code, &x) in codes.iter().zip(&group) {
                     prop_assert_eq!(code, expected.code(bits, x));
+                }
+            }
+        }
+
+        /// The same of a promoted channel, with its range, in f16 and in f32, whose scales saturate.
+        #[test]
+        fn fast_promotion_is_that_of_the_core(
+            group in elements(),
+            finite in any::<bool>(),
+            wide in any::<bool>(),
+        ) {
+            let replace = |&x: &f32| if finite && !x.is_finite() { 0.5 } else { x };
+            let group = if wide {
+                group.iter().map(replace).collect()
+            } else {
+                rounded(&group, finite)
+            };
+            let expected = GroupParams::of_promoted(group.iter().copied());
+            for isa in Isa::available() {
+                let (range, params, codes) = isa.run(Promote(&group));
+                prop_assert_eq!(
+                    range.to_bits(),
+                    quantizer::range(group.iter().copied()).to_bits()
+                );
+                prop_assert_eq!(params.scale, expected.scale);
+                prop_assert_eq!(params.zero.to_bits(), expected.zero.to_bits());
+                for (&code, &x) in codes.iter().zip(&group) {
+                    prop_assert_eq!(code, expected.promoted_code(x));
                 }
             }
         }

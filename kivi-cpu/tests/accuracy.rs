@@ -202,6 +202,33 @@ fn every_head_is_within_a_thousandth() {
     }
 }
 
+/// Keys with promoted channels, also where these do not fill whole words and the tail of both planes
+/// is canonical.
+#[test]
+fn promoted_channels_are_as_accurate() {
+    for isa in Isa::available() {
+        let cpu = Cpu::with_isa(2, isa).unwrap();
+        for kind in KINDS {
+            let mut largest = 0f64;
+            for share in [0.25, 0.125] {
+                for head_dim in [128, 100] {
+                    let data = data(kind, head_dim);
+                    let key = Format::KIVI2.promote(share).unwrap();
+                    let config = CacheConfig::builder().key(key).build().unwrap();
+                    let found = run(&cpu, &config, head_dim, &data);
+                    let plane = found.layer.packed_keys.as_ref().unwrap().promoted.as_ref();
+                    let count = (share * head_dim as f64).ceil() as usize;
+                    assert_eq!(plane.map(|plane| plane.count), Some(count));
+                    let found = worst(&found, head_dim, &data);
+                    assert!(found <= BOUND, "{isa}, {kind:?}, {key}, {head_dim}: {found:e}");
+                    largest = largest.max(found);
+                }
+            }
+            println!("{isa}: {kind:?}: relative error at most {largest:.1e}");
+        }
+    }
+}
+
 /// Odd dimensions, every group size, sinks.
 #[test]
 fn shapes_do_not_matter() {

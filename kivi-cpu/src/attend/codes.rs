@@ -3,9 +3,9 @@
 use super::{
     TILE,
     dots::{Row, dots},
-    operand::{Operand, Params, STRIPE},
+    operand::{Operand, Operands, Params, STRIPE},
     partial::Partial,
-    scratch::{Scratch, params},
+    scratch::{Rows, Scratch, params},
     walk::Tile,
 };
 use crate::{
@@ -22,8 +22,18 @@ const MAX_ROWS: usize = 32;
 pub(super) struct KeyGroup<'a> {
     pub(super) order: KeyOrder,
     codes: &'a [u32],
-    scales: &'a [f16],
+    pub(super) scales: &'a [f16],
     zeros: &'a [f16],
+    /// Of promoted channels.
+    pub(super) second: Option<SecondPlane<'a>>,
+}
+
+/// The second plane of promoted channels of a group of keys.
+#[derive(Clone, Copy)]
+pub(super) struct SecondPlane<'a> {
+    pub(super) order: KeyOrder,
+    pub(super) mask: &'a [u32],
+    pub(super) codes: &'a [u32],
 }
 
 impl<'a> KeyGroup<'a> {
@@ -32,7 +42,12 @@ impl<'a> KeyGroup<'a> {
         let Tensor::Packed { codes, scales, zeros } = &page.keys else { return None };
         let params = row * order.channels..(row + 1) * order.channels;
         let codes = codes.get(row * order.words()..(row + 1) * order.words())?;
-        Some(Self { order, codes, scales: scales.get(params.clone())?, zeros: zeros.get(params)? })
+        let (scales, zeros) = (scales.get(params.clone())?, zeros.get(params)?);
+        let second = page.promoted.as_ref().and_then(|promoted| {
+            let (mask, codes) = promoted.group(row)?;
+            Some(SecondPlane { order: promoted.order, mask, codes })
+        });
+        Some(Self { order, codes, scales, zeros, second })
     }
 
     #[inline(always)]
@@ -40,10 +55,15 @@ impl<'a> KeyGroup<'a> {
         prefetch(simd, self.codes);
         prefetch(simd, self.scales);
         prefetch(simd, self.zeros);
+        if let Some(SecondPlane { mask, codes, .. }) = self.second {
+            prefetch(simd, mask);
+            prefetch(simd, codes);
+        }
     }
 }
 
-/// Logits of one group of keys for the active queries, into their weights from vector `first` on.
+/// Logits of one group of keys for the active queries, into their weights from vector `first` on; of
+/// promoted channels with the upper half of their codes.
 pub(super) struct KeyCodes<'a, const QUADS: usize> {
     pub(super) scratch: &'a mut Scratch,
     pub(super) group: KeyGroup<'a>,
@@ -58,7 +78,7 @@ impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { scratch, group, first, next } = self;
-        let KeyGroup { order, codes, scales, zeros } = group;
+        let KeyGroup { order, codes, scales, zeros, .. } = group;
         let Scratch { operands, active, weights, scaled, params: buffer, padded, .. } = scratch;
         let channels = order.channels.next_multiple_of(STRIPE);
         let params: Params<'_> = if channels == order.channels {
@@ -78,26 +98,66 @@ impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
         if let Some(next) = next {
             next.prefetch(simd);
         }
+        let codes = whole_rows(order, codes, padded);
+        let logits = Logits { active, first, add: false };
+        logits.of_codes::<S, QUADS>(simd, order, codes, operands, weights);
+    }
+}
+
+/// The codes of a group in whole vectors, `[⌈D/P⌉, G]`: in `padded` if they are not.
+#[inline(always)]
+pub(super) fn whole_rows<'a>(
+    order: KeyOrder,
+    codes: &'a [u32],
+    padded: &'a mut Vec<[u32; LANES]>,
+) -> &'a [[u32; LANES]] {
+    if order.rest() == 0 {
+        return codes.as_chunks().0;
+    }
+    padded.clear();
+    padded.resize((order.chunks() + 1) * (order.group / LANES), [0; LANES]);
+    order.pad(codes, padded.as_flattened_mut());
+    padded
+}
+
+/// Where the logits of a group go.
+#[derive(Clone, Copy)]
+pub(super) struct Logits<'a> {
+    pub(super) active: &'a [usize],
+    /// First vector of the group in the queries' weights.
+    pub(super) first: usize,
+    /// Whether to add to what is there.
+    pub(super) add: bool,
+}
+
+impl Logits<'_> {
+    /// Multiplies the folded queries with the codes of [`whole_rows`].
+    #[inline(always)]
+    pub(super) fn of_codes<S: Simd, const QUADS: usize>(
+        self,
+        simd: S,
+        order: KeyOrder,
+        codes: &[[u32; LANES]],
+        operands: &Operands,
+        weights: &mut Rows,
+    ) {
+        let Self { active, first, add } = self;
         let chunks = order.channels.div_ceil(order.bits.codes_per_word());
         let vectors = order.group / LANES;
-        let codes = if order.rest() == 0 {
-            codes.as_chunks().0
-        } else {
-            padded.clear();
-            padded.resize(chunks * vectors, [0; LANES]);
-            order.pad(codes, padded.as_flattened_mut());
-            padded
-        };
         let mut rows: [Row<'_>; MAX_ROWS] = [&[]; MAX_ROWS];
         for start in (0..chunks).step_by(MAX_ROWS) {
             let count = MAX_ROWS.min(chunks - start);
             for (row, words) in rows.iter_mut().zip(codes.chunks_exact(vectors).skip(start)) {
                 *row = words;
             }
-            let (rows, stripe, add) = (&rows[..count], start * QUADS / LANES, start > 0);
+            let (rows, stripe, add) = (&rows[..count], start * QUADS / LANES, add || start > 0);
             for (pair, queries) in active.chunks(2).enumerate() {
-                let (folded, planes) = operands.pair(pair);
+                let (mut folded, planes) = operands.pair(pair);
                 let planes = &planes[stripe..];
+                if start > 0 {
+                    // The constants have been added with the first rows.
+                    folded.iter_mut().for_each(|operand| operand.constant = 0.0);
+                }
                 if let &[a, b] = queries {
                     let [a, b] = weights.two_rows_mut(a, b);
                     for vector in (0..vectors).step_by(2) {
@@ -133,7 +193,7 @@ fn set_logits<S: Simd, const V: usize>(
     let [unit, constant] = [simd.splat(folded.unit), simd.splat(folded.constant)];
     let Some(logits) = logits.first_chunk_mut::<V>() else { return };
     for v in 0..V {
-        let before = if add { simd.load(&logits[v]) } else { constant };
+        let before = if add { simd.add(simd.load(&logits[v]), constant) } else { constant };
         simd.store(simd.mul_add(found[v], unit, before), &mut logits[v]);
     }
 }

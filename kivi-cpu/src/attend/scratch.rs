@@ -46,6 +46,7 @@ pub(crate) struct Scratch {
     /// Queries that take part in what is being computed.
     pub(super) active: Vec<usize>,
     pub(super) params: ParamBuffer,
+    pub(super) promoted: PromotedBuffer,
     /// Codes whose rows are not whole vectors, filled up.
     pub(super) padded: Vec<[u32; LANES]>,
     pub(super) full: Full,
@@ -61,6 +62,7 @@ impl Scratch {
         self.coded.resize(2, TILE);
         self.operands.resize(queries, channels.max(TILE));
         self.params.resize(channels.max(TILE));
+        self.promoted.queries.resize(2, channels);
         self.full.resize(g);
     }
 
@@ -70,6 +72,15 @@ impl Scratch {
         active.clear();
         active.extend((0..views.len()).filter(|&query| f(&views[query])));
     }
+}
+
+/// What is picked from a group of keys with promoted channels.
+#[derive(Debug, Default)]
+pub(super) struct PromotedBuffer {
+    /// The promoted channels, in ascending order.
+    pub(super) channels: Vec<usize>,
+    /// A quarter of these elements of two queries, then zeros, `[2, head_dim in stripes]`.
+    pub(super) queries: Rows,
 }
 
 /// A matrix of whole vectors.

@@ -7,6 +7,7 @@ use super::{
     full::Source,
     partial::Partial,
     products::{query_keys, weighted_sum},
+    promoted::PromotedCodes,
     scratch::{Query, Scratch, View},
 };
 use crate::{
@@ -218,6 +219,9 @@ impl<'a> Tile<'a> {
                     Bits::Two => simd.call(KeyCodes::<4> { scratch, group, first, next }),
                     Bits::Four => simd.call(KeyCodes::<2> { scratch, group, first, next }),
                     Bits::Eight => simd.call(KeyCodes::<1> { scratch, group, first, next }),
+                }
+                if group.second.is_some() {
+                    simd.call(PromotedCodes { scratch, group, first });
                 }
             }
             scratch.activate(|view| sees(view, false));

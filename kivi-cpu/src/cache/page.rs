@@ -1,6 +1,6 @@
 //! One page of one layer.
 
-use super::{Floats, Geometry};
+use super::{Floats, Geometry, Promoted};
 use half::f16;
 use kivi_core::{Bits, Format, KeyValue, LayerSpec, memory::MeasuredBytes};
 
@@ -9,6 +9,8 @@ use kivi_core::{Bits, Format, KeyValue, LayerSpec, memory::MeasuredBytes};
 pub(crate) struct Page {
     pub(crate) keys: Tensor,
     pub(crate) values: Tensor,
+    /// The second plane of the keys, if channels of them are promoted.
+    pub(crate) promoted: Option<Promoted>,
     /// Tokens that hold something.
     pub(crate) filled: KeyValue<usize>,
     used: bool,
@@ -55,6 +57,7 @@ impl Page {
                 &|bits| geometry.value_order(bits).words(page_tokens),
                 page_tokens * head_dim.div_ceil(group),
             ),
+            promoted: spec.promoted_channels().map(|count| Promoted::new(count, geometry)),
             filled: KeyValue::default(),
             used: false,
         }
@@ -89,6 +92,12 @@ impl Page {
                     total.scales_and_zeros += params * filled / geometry.page_tokens;
                 }
             }
+        }
+        if let Some(Promoted { masks, lo, .. }) = &self.promoted {
+            let [masks, lo] = [size_of_val::<[u32]>(masks), size_of_val::<[u32]>(lo)];
+            total.allocated += masks + lo;
+            total.channel_masks += masks * self.filled.keys / geometry.page_tokens;
+            total.codes += lo * self.filled.keys / geometry.page_tokens;
         }
     }
 }

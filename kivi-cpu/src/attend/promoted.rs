@@ -1,0 +1,59 @@
+//! The second plane of promoted key channels.
+
+use super::{
+    codes::{KeyGroup, Logits, SecondPlane, whole_rows},
+    operand::STRIPE,
+    scratch::Scratch,
+};
+use crate::{
+    cache::channels_of,
+    isa::{Kernel, Simd},
+};
+use half::f16;
+use kivi_core::Bits;
+
+/// Adds the lower half of the codes of promoted channels to the logits of a group of keys for the
+/// active queries: `Σ (q∘s/4)·lo` over these channels, `s` being the scale of the upper half.
+pub(super) struct PromotedCodes<'a> {
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) group: KeyGroup<'a>,
+    /// First vector of the group in the queries' weights.
+    pub(super) first: usize,
+}
+
+impl Kernel for PromotedCodes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { scratch, group, first } = self;
+        let Some(SecondPlane { order, mask, codes }) = group.second else { return };
+        let Scratch { operands, active, weights, scaled, params, padded, promoted, .. } = scratch;
+        let count = order.channels;
+        promoted.channels.clear();
+        promoted.channels.extend(channels_of(mask).take(count));
+        params.clear(0..count.next_multiple_of(STRIPE));
+        for (i, &channel) in promoted.channels.iter().enumerate() {
+            params.set(i, &group.scales[channel..=channel], &[f16::ZERO]);
+        }
+        let params = params.get(count.next_multiple_of(STRIPE));
+        for (pair, queries) in active.chunks(2).enumerate() {
+            for (i, &query) in queries.iter().enumerate() {
+                let from = scaled.row(query).as_flattened();
+                let to = promoted.queries.row_mut(i).as_flattened_mut();
+                for (to, &channel) in to.iter_mut().zip(&promoted.channels) {
+                    // A quarter of the query instead of the scale, which f16 might not hold.
+                    *to = 0.25 * from[channel];
+                }
+            }
+            let [a, b] = [promoted.queries.row(0), promoted.queries.row(1)];
+            match queries.len() {
+                1 => operands.fold(simd, pair, Bits::Two, [a], params),
+                _ => operands.fold(simd, pair, Bits::Two, [a, b], params),
+            }
+        }
+        let codes = whole_rows(order, codes, padded);
+        let logits = Logits { active, first, add: true };
+        logits.of_codes::<S, 4>(simd, order, codes, operands, weights);
+    }
+}
