@@ -245,6 +245,16 @@ fn cache_options() {
         (&["--sink-length", "513"], &["sink-length", "513", "512"]),
         (&["--threads", "100000"], &["threads", "100000", "1024"]),
         (&["--cache-type-k", "kivi3"], &["kivi3", "kivi2"]),
+        (&["--key-promote", "1.5"], &["key-promote", "1.5", "at most 1"]),
+        (&["--key-promote", "x"], &["key-promote", "x"]),
+        (
+            &["--cache-type-k", "kivi4", "--key-promote", "0.25"],
+            &["key-promote", "kivi4+0.25", "kivi2 keys"],
+        ),
+        (
+            &["--cache-type-k", "kivi2+0.25", "--key-promote", "0.125"],
+            &["--key-promote 0.125", "kivi2+0.25"],
+        ),
         (&["--device", "abacus"], &["abacus"]),
     ] {
         refused(&[&base, options, &["hello"]].concat(), words);

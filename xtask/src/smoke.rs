@@ -20,10 +20,11 @@ const RUN_KEYS: [&str; 8] = [
     "generation_tokens_per_second",
     "cache",
 ];
-const CACHE_KEYS: [&str; 12] = [
+const CACHE_KEYS: [&str; 13] = [
     "tokens",
     "codes_bytes",
     "params_bytes",
+    "masks_bytes",
     "residual_bytes",
     "total_bytes",
     "allocated_bytes",
@@ -197,6 +198,7 @@ fn cache(result: &Value) -> Result<f64, Problem> {
     let (total, f16) = (number(cache, "total_bytes")?, number(cache, "f16_bytes")?);
     let parts = number(cache, "codes_bytes")?
         + number(cache, "params_bytes")?
+        + number(cache, "masks_bytes")?
         + number(cache, "residual_bytes")?;
     require(parts == total, || format!("cache parts of {parts} bytes, but a total of {total}"))?;
     for bytes in ["total_bytes", "allocated_bytes"] {

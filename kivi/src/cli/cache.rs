@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use kivi::{CacheConfig, Format, ValueResidual, models::ModelConfig};
+use kivi::{CacheConfig, Format, Promotion, ValueResidual, models::ModelConfig};
 
 /// `R` of the paper's experiments.
 const DEFAULT_RESIDUAL_LENGTH: usize = 128;
@@ -17,6 +17,10 @@ pub(super) struct CacheOptions {
     /// Format of the values [default: kivi2].
     #[arg(long, env = "KIVI_CACHE_TYPE_V", value_name = "TYPE")]
     cache_type_v: Option<Format>,
+    /// Share of the channels of every group of kivi2 keys that have 4 bits instead of 2, those with
+    /// the largest range: 0.25 for a quarter. The same as kivi2+SHARE as the format of the keys.
+    #[arg(long, env = "KIVI_KEY_PROMOTE", value_name = "SHARE")]
+    key_promote: Option<Promotion>,
     /// Elements that share a scale and a zero: 16, 32, 64 or 128.
     #[arg(long, env = "KIVI_GROUP_SIZE", default_value_t = 32, value_name = "G")]
     group_size: usize,
@@ -56,7 +60,7 @@ impl CacheOptions {
                 bail!("--{option} {tokens} is beyond the model's context of {longest}");
             }
         }
-        let (key, value) = self.formats(model);
+        let (key, value) = self.formats(model)?;
         self.with_formats(key, value)
     }
 
@@ -77,9 +81,17 @@ impl CacheOptions {
     }
 
     /// The formats asked for, or the default.
-    fn formats(&self, model: &ModelConfig) -> (Format, Format) {
+    fn formats(&self, model: &ModelConfig) -> Result<(Format, Format)> {
         let (key, value) = default_formats(model);
-        (self.cache_type_k.unwrap_or(key), self.cache_type_v.unwrap_or(value))
+        let (mut key, value) =
+            (self.cache_type_k.unwrap_or(key), self.cache_type_v.unwrap_or(value));
+        if let Some(promotion) = self.key_promote {
+            if key.promoted.is_some_and(|known| known != promotion) {
+                bail!("--key-promote {promotion} contradicts --cache-type-k {key}");
+            }
+            key = key.with_promotion(promotion)?;
+        }
+        Ok((key, value))
     }
 
     /// The configuration in words, for the start-up line.

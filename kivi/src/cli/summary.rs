@@ -14,6 +14,8 @@ pub(super) struct CacheSummary {
     pub(super) codes_bytes: usize,
     /// Scales and zeros.
     pub(super) params_bytes: usize,
+    /// Masks of promoted key channels.
+    pub(super) masks_bytes: usize,
     /// Everything in full precision: sinks, residual, uncompressed formats.
     pub(super) residual_bytes: usize,
     /// In use.
@@ -48,6 +50,7 @@ impl CacheSummary {
             tokens,
             codes_bytes: measured.codes,
             params_bytes: measured.scales_and_zeros,
+            masks_bytes: measured.channel_masks,
             residual_bytes: measured.full_precision,
             total_bytes,
             allocated_bytes: measured.allocated,
@@ -63,8 +66,12 @@ impl CacheSummary {
 
     /// The closing lines for people.
     pub(super) fn lines(&self) -> String {
+        let masks = match self.masks_bytes {
+            0 => String::new(),
+            masks => format!(" + channel masks {}", bytes(masks)),
+        };
         let mut text = format!(
-            "cache after {} tokens: {} = codes {} + scales and zeros {} + full precision {}; \
+            "cache after {} tokens: {} = codes {} + scales and zeros {}{masks} + full precision {}; \
              f16 would be {}: {:.2} times smaller, {:.2} bits per element ({} allocated)\n",
             self.tokens,
             bytes(self.total_bytes),
