@@ -53,8 +53,8 @@ impl<'a> KeyGroup<'a> {
     #[inline(always)]
     fn prefetch<S: Simd>(&self, simd: S) {
         prefetch(simd, self.codes);
-        prefetch(simd, self.scales);
-        prefetch(simd, self.zeros);
+        prefetch_params(simd, self.scales);
+        prefetch_params(simd, self.zeros);
         if let Some(SecondPlane { mask, codes, .. }) = self.second {
             prefetch(simd, mask);
             prefetch(simd, codes);
@@ -167,14 +167,9 @@ impl Logits<'_> {
                     }
                 } else if let &[a] = queries {
                     let a = &mut weights.row_mut(a)[first..];
-                    if vectors >= 4 {
-                        for vector in (0..vectors).step_by(4) {
-                            let [x] = dots::<S, QUADS, 4, 1>(simd, rows, vector, planes);
-                            set_logits(simd, folded[0], x, &mut a[vector..], add);
-                        }
-                    } else {
-                        let [x] = dots::<S, QUADS, 2, 1>(simd, rows, 0, planes);
-                        set_logits(simd, folded[0], x, a, add);
+                    for vector in (0..vectors).step_by(2) {
+                        let [x] = dots::<S, QUADS, 2, 1>(simd, rows, vector, planes);
+                        set_logits(simd, folded[0], x, &mut a[vector..], add);
                     }
                 }
             }
@@ -243,15 +238,14 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
                 } else {
                     let sums = partial.sums_mut(scratch.active[first]);
                     let mut vector = vectors.start;
-                    while vector + 4 <= vectors.end {
-                        let [x] = dots::<S, QUADS, 4, 1>(simd, rows, vector, planes);
+                    while vector + 2 <= vectors.end {
+                        let [x] = dots::<S, QUADS, 2, 1>(simd, rows, vector, planes);
                         add_values(simd, folded[0], x, sums, vector);
-                        vector += 4;
+                        vector += 2;
                     }
-                    while vector < vectors.end {
+                    if vector < vectors.end {
                         let [x] = dots::<S, QUADS, 1, 1>(simd, rows, vector, planes);
                         add_values(simd, folded[0], x, sums, vector);
-                        vector += 1;
                     }
                 }
             }
@@ -316,28 +310,38 @@ impl Channels {
     #[inline(always)]
     fn prefetch<S: Simd>(self, simd: S, tile: &Tile<'_>) {
         let g = tile.geometry();
-        let words = self.order.words(g.group);
-        let part = words * self.index / self.groups..words * (self.index + 1) / self.groups;
-        for &(page, token) in tile.next.iter().flatten() {
-            if let Tensor::Packed { codes, scales, zeros } = &page.values {
-                let row = (tile.kv_head * self.groups + self.index) * g.page_tokens + token;
-                prefetch(simd, &scales[row..row + g.group]);
-                prefetch(simd, &zeros[row..row + g.group]);
-                let first = self.order.words(tile.kv_head * g.page_tokens + token);
-                prefetch(simd, &codes[first + part.start..first + part.end]);
+        // Each group of channels asks for its share of the groups of tokens, whole.
+        for place in tile.next.iter().skip(self.index).step_by(self.groups) {
+            let &Some((page, token)) = place else { return };
+            let Tensor::Packed { codes, scales, zeros } = &page.values else { return };
+            let first = self.order.words(tile.kv_head * g.page_tokens + token);
+            prefetch(simd, &codes[first..first + self.order.words(g.group)]);
+            for group in 0..self.groups {
+                let row = (tile.kv_head * self.groups + group) * g.page_tokens + token;
+                prefetch_params(simd, &scales[row..row + g.group]);
+                prefetch_params(simd, &zeros[row..row + g.group]);
             }
         }
     }
 }
 
-/// Asks for the cache lines of `x`: this tile's work hides the next one's way from memory, which the
+/// Asks for the cache lines of words: this tile's work hides the next one's way from memory, which the
 /// hardware cannot foresee, for pages lie anywhere.
 #[inline(always)]
-fn prefetch<S: Simd, T>(simd: S, x: &[T]) {
-    const LINE: usize = 64;
-    for line in x.chunks(LINE / size_of::<T>()) {
+fn prefetch<S: Simd>(simd: S, words: &[u32]) {
+    for line in words.as_chunks::<16>().0 {
         simd.prefetch(line.as_ptr().cast());
     }
+}
+
+/// Asks for the cache lines of scales or zeros.
+#[inline(always)]
+fn prefetch_params<S: Simd>(simd: S, params: &[f16]) {
+    let (lines, rest) = params.as_chunks::<32>();
+    for line in lines {
+        simd.prefetch(line.as_ptr().cast());
+    }
+    simd.prefetch(rest.as_ptr().cast());
 }
 
 /// Adds to the sums of channels from vector `first` on; a vector may reach beyond them.

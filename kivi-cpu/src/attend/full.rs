@@ -45,26 +45,33 @@ impl Full {
         positions: Range<usize>,
     ) {
         let (g, slot) = (from.geometry, from.slot);
-        let mut convert = |floats: &Floats, first: usize, step: usize, length: usize| {
-            for (channel, out) in self.keys.chunks_exact_mut(g.group).enumerate() {
-                let first = first + channel * step;
-                floats.load(simd, first..first + length, &mut out[..length]);
-            }
-        };
         if positions.start < g.sinks {
             let first = from.head * g.head_dim * g.sinks + positions.start;
-            return convert(&slot.sinks.keys, first, g.sinks, positions.len());
+            self.convert_keys(simd, &slot.sinks.keys, first, [g.sinks, positions.len(), g.group]);
+            return;
         }
-        match from.page.map(|page| &page.keys) {
+        let (floats, first) = match from.page.map(|page| &page.keys) {
             Some(Tensor::Full(floats)) => {
                 let token = g.locate(positions.start).1;
-                let first = g.key_index(g.page_tokens / g.group, from.head, token);
-                convert(floats, first, g.group, g.group);
+                (floats, g.key_index(g.page_tokens / g.group, from.head, token))
             }
-            _ => {
-                let first = slot.key_index(from.head, positions.start);
-                convert(&slot.ring.keys, first, g.group, g.group);
-            }
+            _ => (&slot.ring.keys, slot.key_index(from.head, positions.start)),
+        };
+        self.convert_keys(simd, floats, first, [g.group; 3]);
+    }
+
+    /// Channels that start `step` elements apart from `first` on, `length` tokens of each.
+    #[inline(always)]
+    fn convert_keys<S: Simd>(
+        &mut self,
+        simd: S,
+        floats: &Floats,
+        mut first: usize,
+        [step, length, group]: [usize; 3],
+    ) {
+        for out in self.keys.chunks_exact_mut(group) {
+            floats.load(simd, first..first + length, &mut out[..length]);
+            first += step;
         }
     }
 
