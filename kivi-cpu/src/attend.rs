@@ -9,7 +9,7 @@
 //! Keys with promoted channels add `Σ (q∘s/4)·lo` over these channels, `s` being the stored scale, by
 //! the same loop over a second, shorter plane of codes.
 //!
-//! The prepared numbers are rounded to 15 bits and split into two bytes (see [`operand`]), so the
+//! The prepared numbers are rounded to 16 bits and split into two bytes (see [`operand`]), so the
 //! inner products run on byte-wise integer instructions and are exact: a quarter of the work of
 //! floats, and the same for every instruction set.
 //!

@@ -96,7 +96,7 @@ fn reference_equals_the_numpy_simulation() {
 #[test]
 fn cpu_equals_the_numpy_simulation() {
     for isa in Isa::available() {
-        // Operands `q∘s` of about 0.5 are rounded to 1/16256 of the largest: with 64 channels a
+        // Operands `q∘s` of about 0.5 are rounded to 1/32512 of the largest (1/16256 at 8 bits): with 64 channels a
         // logit's standard deviation is 8e-5, and outputs average over few tokens.
         assert_eq!(equals_the_simulation(&Cpu::with_isa(2, isa).unwrap(), 2e-4), 0);
     }

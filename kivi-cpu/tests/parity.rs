@@ -4,7 +4,7 @@
 use kivi_cpu::{Cpu, Isa};
 use kivi_cpu_ref::parity::{Case, Report, basic_cases, check, extended_cases};
 
-/// Folded operands are rounded to multiples of the largest over 16256.
+/// Folded operands are rounded to multiples of the largest over 32512, or 16256 at 8 bits.
 const ROUNDING: f32 = 0.5 / 16256.0;
 
 /// Runs cases on two threads and returns what they found together.

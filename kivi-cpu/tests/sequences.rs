@@ -216,7 +216,7 @@ fn moves<A: CacheBackend, B: CacheBackend>(from: &A, to: &B) {
             let (a, b) = (pool.append(sequence, &data, 70, 1), other.append(adopted, &data, 70, 1));
             assert_eq!(other.export(adopted), pool.export(sequence));
             let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-            // One of the two rounds the factors of codes to 15 bits.
+            // One of the two rounds the factors of codes to 16 bits.
             assert!(worst < 1e-3, "{key}/{value}, {tokens} tokens: {worst}");
             // Contents of another length do not fit.
             let longer = other.state.adopt_sequence(tokens + 64).unwrap();

@@ -69,7 +69,9 @@ pub(super) fn dots<S: Simd, const QUADS: usize, const V: usize, const Q: usize>(
     for q in 0..Q {
         for v in 0..V {
             let [high, low] = [totals[q][0][v], totals[q][1][v]];
-            out[q][v] = simd.i32_to_f32(simd.add_u32(simd.shl(high, 7), low));
+            out[q][v] = simd.i32_to_f32(
+                simd.add_u32(simd.shl(high, super::operand::shift(bits).cast_unsigned()), low),
+            );
         }
     }
     out

@@ -2,8 +2,8 @@
 //! weights of a tile times the scales of its values.
 //!
 //! An operand `x` of up to some hundred numbers becomes integers `X = round(x / u)` with the unit
-//! `u = max|x| / 16256`, each split into two bytes, `X = 128·high + low` with `high` in −127 … 127
-//! and `low` in −64 … 63. Products with codes are then exact integers, `Σ x·c ≈ u·Σ X·c`.
+//! `u = max|x| / 32512`, each split into two bytes, `X = 256·high + low` with `high` in −127 … 127
+//! and `low` in −128 … 127; for signed codes, of 8 bits, `X = 128·high + low` up to 16256. Products with codes are then exact integers, `Σ x·c ≈ u·Σ X·c`.
 //!
 //! What rounding loses is `Σ (x − u·X)·c`, at most `u/2` per term. Most of it is put back: with the
 //! codes written as their middle `m` plus a rest, `m·Σ (x − u·X)` is known and only the rest, which
@@ -17,8 +17,11 @@ use crate::{
 };
 use kivi_core::Bits;
 
-/// `127·128`, the largest integer.
-const TOP: f32 = 16256.0;
+/// Bits of the low byte that count: with signed codes the sign moves to the operand in some
+/// instruction sets, and −128 has no counterpart.
+pub(super) const fn shift(bits: u32) -> i32 {
+    if bits == 8 { 7 } else { 8 }
+}
 
 /// Below this the unit is not a normal number, and the operand counts as zero.
 const TINY: f32 = 1e-30;
@@ -99,11 +102,13 @@ impl Operands {
                 constant[q] = simd.mul_add(a, z, constant[q]);
             }
         }
+        // The largest integer.
+        let top = (127 << shift(bits.get() as u32)) as f32;
         let (mut units, mut inverses) = ([0.0; Q], [zero; Q]);
         for q in 0..Q {
             let largest = simd.max_lane(largest[q]);
-            units[q] = largest / TOP;
-            inverses[q] = simd.splat(if largest < TINY { 0.0 } else { TOP / largest });
+            units[q] = largest / top;
+            inverses[q] = simd.splat(if largest < TINY { 0.0 } else { top / largest });
         }
         let planes = &mut self.planes[pair * self.stripes..(pair + 1) * self.stripes];
         let mut rounded = [simd.splat_u32(0); Q];
@@ -113,7 +118,10 @@ impl Operands {
                 for i in 0..4 {
                     scaled[i] = simd.mul(simd.load(&x[i][q]), inverses[q]);
                 }
-                let ([high, low], sums) = simd.split(&scaled);
+                let ([high, low], sums) = match bits {
+                    Bits::Eight => simd.split::<{ shift(8) }>(&scaled),
+                    _ => simd.split::<{ shift(2) }>(&scaled),
+                };
                 let [to_high, to_low] = &mut stripe[q];
                 simd.store_u32(high, to_high);
                 simd.store_u32(low, to_low);

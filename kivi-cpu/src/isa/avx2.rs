@@ -87,7 +87,7 @@ unsafe impl Products for Pairs {
         unsafe { shell(simd, kernel) }
     }
 
-    /// In 16 bits: `32·2·3·127`, `8·2·15·127`, `4·2·31·127`, `2·2·63·127` and `1·2·128·127` are below
+    /// In 16 bits: `32·2·3·128`, `8·2·15·128`, `4·2·31·128`, `2·2·63·128` and `1·2·128·127` are below
     /// 2¹⁵.
     #[inline(always)]
     fn depth(bits: u32) -> usize {
@@ -285,7 +285,7 @@ impl<P: Products> Simd for X86<P> {
     }
 
     #[inline(always)]
-    fn split(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
+    fn split<const SHIFT: i32>(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
         avx2! {
             let [a, b, c, d] = [
                 _mm256_cvtps_epi32(x[0]),
@@ -297,9 +297,9 @@ impl<P: Products> Simd for X86<P> {
             let [ab, cd] = [_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d)];
             let ones = _mm256_set1_epi16(1);
             let sums = _mm256_add_epi32(_mm256_madd_epi16(ab, ones), _mm256_madd_epi16(cd, ones));
-            let half = _mm256_set1_epi16(64);
-            let high = |x| _mm256_srai_epi16::<7>(_mm256_add_epi16(x, half));
-            let low = |x, high| _mm256_sub_epi16(x, _mm256_slli_epi16::<7>(high));
+            let half = _mm256_set1_epi16(1 << (SHIFT - 1));
+            let high = |x| _mm256_srai_epi16::<SHIFT>(_mm256_add_epi16(x, half));
+            let low = |x, high| _mm256_sub_epi16(x, _mm256_slli_epi16::<SHIFT>(high));
             let [ab_high, cd_high] = [high(ab), high(cd)];
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let bytes = |ab, cd| {

@@ -238,7 +238,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn split(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
+    fn split<const SHIFT: i32>(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
         let zero = neon! { vdupq_n_s32(0) };
         let (mut sums, mut planes) = ([zero; 2], [self.splat_u32(0); 2]);
         for half in 0..2 {
@@ -249,11 +249,11 @@ impl Simd for Neon {
             neon! {
                 let narrow = |x: [int32x4_t; 2]| vmovn_high_s32(vmovn_s32(x[0]), x[1]);
                 let x = [narrow(a), narrow(b)];
-                // A shift that rounds: (x + 64) >> 7.
-                let high = [vrshrq_n_s16::<7>(x[0]), vrshrq_n_s16::<7>(x[1])];
+                // A shift that rounds: (x + 2^SHIFT/2) >> SHIFT.
+                let high = [vrshrq_n_s16::<SHIFT>(x[0]), vrshrq_n_s16::<SHIFT>(x[1])];
                 let low = [
-                    vsubq_s16(x[0], vshlq_n_s16::<7>(high[0])),
-                    vsubq_s16(x[1], vshlq_n_s16::<7>(high[1])),
+                    vsubq_s16(x[0], vshlq_n_s16::<SHIFT>(high[0])),
+                    vsubq_s16(x[1], vshlq_n_s16::<SHIFT>(high[1])),
                 ];
                 let bytes = |x: [int16x8_t; 2]| vmovn_high_s16(vmovn_s16(x[0]), x[1]);
                 planes[0][half] = vreinterpretq_u32_s8(bytes(high));

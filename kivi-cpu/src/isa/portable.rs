@@ -197,7 +197,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn split(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
+    fn split<const SHIFT: i32>(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
         // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the low bits.
         const MAGIC: f32 = 12_582_912.0;
         let mut planes = [[[0u8; 4]; LANES]; 2];
@@ -206,10 +206,10 @@ impl Simd for Portable {
             for (lane, x) in x.iter().enumerate() {
                 let bits = |x: f32| x.to_bits().cast_signed();
                 let x = bits(x + MAGIC).wrapping_sub(bits(MAGIC));
-                let high = x.wrapping_add(64) >> 7;
+                let high = x.wrapping_add(1 << (SHIFT - 1)) >> SHIFT;
                 let (quad, byte) = (2 * vector + lane / 4, lane % 4);
                 planes[0][quad][byte] = high as u8;
-                planes[1][quad][byte] = x.wrapping_sub(high << 7) as u8;
+                planes[1][quad][byte] = x.wrapping_sub(high << SHIFT) as u8;
                 sums[lane] = sums[lane].wrapping_add(x);
             }
         }

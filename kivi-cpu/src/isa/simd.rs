@@ -85,14 +85,15 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn no_dots(self) -> Self::Dots;
     /// Adds `Σ_j codes[4·o + j]·x[4·o + j]` to lane `o`, exactly; vectors are read as 32 bytes.
     ///
-    /// Codes have `bits` bits: up to 6 unsigned, or 8, two's complement. `x` is in −127 … 127.
+    /// Codes have `bits` bits: up to 6 unsigned, or 8, two's complement. `x` is not −128 if codes are
+    /// signed.
     fn dot4(self, bits: u32, sum: Self::Dots, codes: Self::I32, x: Self::I32) -> Self::Dots;
     /// The sums as 32-bit lanes.
     fn widen(self, sums: Self::Dots) -> Self::I32;
-    /// Splits 32 numbers `x` in −16320 … 16319, rounded to the nearest integer, into bytes with
-    /// `x = 128·high + low`, `low` in −64 … 63, in the order of the elements. Returns `[high, low]`
-    /// and lane sums that add up to `Σ x`.
-    fn split(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32);
+    /// Splits 32 numbers `x`, at most `127·2^SHIFT`, rounded to the nearest integer, into bytes with
+    /// `x = 2^SHIFT·high + low`, `low` in `−2^SHIFT/2 … 2^SHIFT/2 − 1`, in the order of the elements.
+    /// `SHIFT` is 7 or 8. Returns `[high, low]` and lane sums that add up to `Σ x`.
+    fn split<const SHIFT: i32>(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32);
     /// Lanes to memory.
     fn store_u32(self, x: Self::I32, out: &mut [u32; LANES]);
     /// `|x|`.
