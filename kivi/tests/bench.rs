@@ -89,10 +89,10 @@ fn several_queries_and_sinks_are_checked_too() {
     // At 258 tokens a key block is quantized between two of the queries.
     let base = ["attention", "--tokens", "258", "--heads", "2/1", "--head-dim", "80"];
     let options = ["--queries", "5", "--sinks", "4", "--residual", "64", "--repeats", "1"];
-    let formats = ["--format", "kivi2,kivi8:f16", "--device", "cpu", "--json"];
+    let formats = ["--format", "kivi2,kivi8:f16,kivi2+0.25:kivi2", "--device", "cpu", "--json"];
     let report = json(&[&base[..], &options, &formats].concat());
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2);
+    assert_eq!(rows.len(), 3);
     for row in rows {
         assert!(number(row, "relative_error") <= 1e-3);
         // There is no baseline.

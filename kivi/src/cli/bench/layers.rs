@@ -229,12 +229,15 @@ impl Random {
         let (sinks, g) = (config.sink_length(), config.group_size());
         let (outliers, plain) = (key_sizes(layer.head_dim), vec![1.0; layer.head_dim]);
         let shape = |end: usize| [layer.kv_heads, end - sinks, layer.head_dim];
-        let mut packed_keys = None;
-        if let Some(bits) = layer.format.keys.bits {
-            let mut keys = PackedKeys::zeroed(bits, g, shape(layout.packed.keys))?;
+        let keys = shape(layout.packed.keys);
+        let mut packed_keys = PackedKeys::zeroed_for(layer.format.keys, g, keys)?;
+        if let Some(keys) = &mut packed_keys {
             self.codes(&mut keys.codes);
-            self.params(bits, &outliers, &mut keys.scales, &mut keys.zeros);
-            packed_keys = Some(keys);
+            self.params(keys.bits, &outliers, &mut keys.scales, &mut keys.zeros);
+            // The first channels are promoted: which ones makes no difference to the work.
+            if let Some(promoted) = &mut keys.promoted {
+                self.codes(&mut promoted.lo);
+            }
         }
         let mut packed_values = None;
         if let Some(bits) = layer.format.values.bits {

@@ -65,7 +65,7 @@ impl Shape {
             let packed = packed.map(|end| end - sinks);
             let full = kept.map(|kept| tokens.min(sinks) + tokens.saturating_sub(kept));
             let full = full.zip(packs).map(|(full, packs)| if packs { full } else { tokens });
-            let params = spec.param_bytes(layer, packed);
+            let params = spec.param_bytes(layer, packed) + spec.mask_bytes(layer, packed);
             (spec.code_bytes(layer, packed) + params, full)
         };
         let bytes = |(packed, full)| self.batch * (packed + spec.full_bytes(layer, full));
@@ -83,6 +83,7 @@ impl Shape {
         };
         let allocated = spec.code_bytes(layer, pages)
             + spec.param_bytes(layer, pages)
+            + spec.mask_bytes(layer, pages)
             + spec.full_bytes(layer, only(false, pages))
             + spec.full_bytes(layer, only(true, room));
         let elements = |full: KeyValue<usize>| (full.keys + full.values) * layer.kv_heads;
