@@ -89,11 +89,7 @@ impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
             buffer.get(channels)
         };
         for (pair, queries) in active.chunks(2).enumerate() {
-            if let &[a, b] = queries {
-                operands.fold(simd, pair, order.bits, [scaled.row(a), scaled.row(b)], params);
-            } else if let &[a] = queries {
-                operands.fold(simd, pair, order.bits, [scaled.row(a)], params);
-            }
+            operands.fold_rows(simd, pair, order.bits, (scaled, queries), params);
         }
         if let Some(next) = next {
             next.prefetch(simd);
@@ -294,15 +290,9 @@ impl Channels {
                 to[..length].copy_from_slice(&weights.row(query).as_flattened()[..length]);
                 to[length..].fill(0.0);
             }
-            return match active.len() {
-                1 => operands.fold(simd, 0, bits, [coded.row(0)], params),
-                _ => operands.fold(simd, 0, bits, [coded.row(0), coded.row(1)], params),
-            };
-        }
-        match *active {
-            [a, b] => operands.fold(simd, 0, bits, [weights.row(a), weights.row(b)], params),
-            [a] => operands.fold(simd, 0, bits, [weights.row(a)], params),
-            _ => {}
+            operands.fold_rows(simd, 0, bits, (coded, &[0, 1][..active.len()]), params);
+        } else {
+            operands.fold_rows(simd, 0, bits, (weights, active), params);
         }
     }
 

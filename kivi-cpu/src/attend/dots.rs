@@ -24,13 +24,13 @@ pub(super) fn dots<S: Simd, const QUADS: usize, const V: usize, const Q: usize>(
     const { assert!(Q <= 2 && LANES.is_multiple_of(QUADS)) };
     let bits = 8 / QUADS as u32;
     let mask = simd.splat_u32(u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]));
-    // Rows of a stripe, and stripes between two widenings, or rows if not even one stripe fits.
     let stripe_rows = LANES / QUADS;
     let depth = S::depth(bits);
+    // Stripes between two widenings; where not even one fits, rows are widened below.
+    let span = (depth / LANES).max(1);
     let zero = simd.splat_u32(0);
     let mut totals = [[[zero; V]; 2]; Q];
-    let spans = rows.chunks(stripe_rows * (depth / LANES).max(1));
-    for (rows, stripes) in spans.zip(operands.chunks((depth / LANES).max(1))) {
+    for (rows, stripes) in rows.chunks(stripe_rows * span).zip(operands.chunks(span)) {
         let mut sums = [[[simd.no_dots(); V]; 2]; Q];
         for (rows, stripe) in rows.chunks(stripe_rows).zip(stripes) {
             for (i, row) in rows.iter().enumerate().take(stripe_rows) {

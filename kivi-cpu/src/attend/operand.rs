@@ -10,7 +10,7 @@
 //! has no preferred sign, stays. This matters where large terms cancel: under almost uniform
 //! attention the output is small beside its terms, and equal weights err alike.
 
-use super::dots::Stripe;
+use super::{dots::Stripe, scratch::Rows};
 use crate::{
     cache::order::offset,
     isa::{LANES, Simd},
@@ -71,10 +71,27 @@ impl Operands {
         (self.list[pair], planes)
     }
 
+    /// [`fold`](Self::fold) of one or two rows of a matrix, which become the pair.
+    #[inline(always)]
+    pub(super) fn fold_rows<S: Simd>(
+        &mut self,
+        simd: S,
+        pair: usize,
+        bits: Bits,
+        (matrix, rows): (&Rows, &[usize]),
+        params: Params<'_>,
+    ) {
+        match *rows {
+            [] => {}
+            [a] => self.fold(simd, pair, bits, [matrix.row(a)], params),
+            [a, b, ..] => self.fold(simd, pair, bits, [matrix.row(a), matrix.row(b)], params),
+        }
+    }
+
     /// Folds `Σ_i a_i·(s_i·c_i + z_i)` for each of the first `Q` operands of a pair; the vectors `a`
     /// are as long as the scales. Elements with `a_i = 0` do not count even if `z_i` is NaN.
     #[inline(always)]
-    pub(super) fn fold<S: Simd, const Q: usize>(
+    fn fold<S: Simd, const Q: usize>(
         &mut self,
         simd: S,
         pair: usize,

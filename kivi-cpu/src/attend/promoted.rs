@@ -46,11 +46,8 @@ impl Kernel for PromotedCodes<'_> {
                     *to = 0.25 * from[channel];
                 }
             }
-            let [a, b] = [promoted.queries.row(0), promoted.queries.row(1)];
-            match queries.len() {
-                1 => operands.fold(simd, pair, Bits::Two, [a], params),
-                _ => operands.fold(simd, pair, Bits::Two, [a, b], params),
-            }
+            let picked = (&promoted.queries, &[0, 1][..queries.len()]);
+            operands.fold_rows(simd, pair, Bits::Two, picked, params);
         }
         let codes = whole_rows(order, codes, padded);
         let logits = Logits { active, first, add: true };
