@@ -1,0 +1,1 @@
+//! The cache kernels on NVIDIA devices.

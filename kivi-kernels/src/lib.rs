@@ -1,0 +1,1 @@
+//! The cache operations as CubeCL kernels, written once and generic over the runtime.

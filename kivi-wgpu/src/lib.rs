@@ -1,0 +1,1 @@
+//! The cache kernels on every device that wgpu reaches.
