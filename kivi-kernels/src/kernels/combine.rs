@@ -1,0 +1,78 @@
+//! Joins the splits of a sequence.
+
+use super::attend::LOWEST;
+use cubecl::prelude::*;
+
+/// What the splits of a block of queries are joined with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CombineConfig {
+    pub(crate) head_dim: usize,
+    pub(crate) kv_heads: usize,
+    /// Queries a cube of `attend` has room for.
+    pub(crate) queries: usize,
+    pub(crate) units: usize,
+    pub(crate) sink_logits: bool,
+}
+
+/// `work` holds blocks and items as for `attend`; a block is followed by the number of its first item
+/// and how many there are. One cube for each block and kv head, `outputs` is `[rows, query_heads · D]`.
+#[cube(launch_unchecked)]
+pub(crate) fn combine(
+    work: &Array<u32>,
+    tables: &Array<u32>,
+    sums: &Array<f32>,
+    statistics: &Array<f32>,
+    sink_logits: &Array<f32>,
+    outputs: &mut Array<f32>,
+    blocks: u32,
+    head_group: u32,
+    #[comptime] config: CombineConfig,
+) {
+    let block = CUBE_POS_X as usize;
+    let kv_head = CUBE_POS_Y as usize;
+    if block >= blocks as usize {
+        terminate!();
+    }
+    let sequence = work[5 * block] as usize;
+    let first_query = work[5 * block + 1] as usize;
+    let queries = work[5 * block + 2] as usize;
+    let first_item = work[5 * block + 3] as usize;
+    let items = work[5 * block + 4] as usize;
+    let first_row = tables[8 * sequence + 5] as usize;
+    let dim = comptime!(config.head_dim);
+    let heads = comptime!(config.kv_heads);
+    let group = head_group as usize;
+
+    for query in 0..queries {
+        let row = first_row + (first_query + query) / group;
+        let head = kv_head * group + (first_query + query) % group;
+        let mut largest = comptime!(LOWEST).runtime();
+        if comptime!(config.sink_logits) {
+            largest = sink_logits[head];
+        }
+        for item in first_item..first_item + items {
+            let place = (item * heads + kv_head) * comptime!(config.queries) + query;
+            largest = max(largest, statistics[2 * place]);
+        }
+        let mut denominator = 0.0f32;
+        if comptime!(config.sink_logits) {
+            denominator = (sink_logits[head] - largest).exp();
+        }
+        for item in first_item..first_item + items {
+            let place = (item * heads + kv_head) * comptime!(config.queries) + query;
+            let share = (statistics[2 * place] - largest).exp();
+            denominator += share * statistics[2 * place + 1];
+        }
+        let mut channel = UNIT_POS as usize;
+        while channel < dim {
+            let mut sum = 0.0f32;
+            for item in first_item..first_item + items {
+                let place = (item * heads + kv_head) * comptime!(config.queries) + query;
+                let share = (statistics[2 * place] - largest).exp();
+                sum += share * sums[place * dim + channel];
+            }
+            outputs[(row * heads * group + head) * dim + channel] = sum / denominator;
+            channel += comptime!(config.units);
+        }
+    }
+}

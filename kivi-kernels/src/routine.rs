@@ -1,0 +1,139 @@
+//! Which kernel, and in which form, computes the attention of a problem on a device.
+
+use crate::{AttendConfig, Shape, Unpack};
+use kivi_core::{Error, Result};
+
+/// Properties of a device that matter for the choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of shared memory of a cube.
+    pub shared_memory: usize,
+    /// Units of a cube.
+    pub units: usize,
+    /// Units of a plane whose operations may be used.
+    pub plane: Option<usize>,
+    /// Whether denormal numbers are kept, not flushed to 0.
+    pub denormals: bool,
+}
+
+/// One attention of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Sizes of the layer.
+    pub shape: Shape,
+    /// Query heads of a kv head.
+    pub head_group: usize,
+    /// The most rows of one sequence.
+    pub rows: usize,
+    /// Whether logits are soft-capped.
+    pub softcap: bool,
+    /// Whether there are ALiBi slopes.
+    pub slopes: bool,
+}
+
+/// Tokens of a split: fixed, so that results do not depend on how many there are.
+const SPLIT: usize = 256;
+
+/// Queries that share the unpacking of a split.
+const MAX_QUERIES: usize = 8;
+
+impl Problem {
+    /// The form of the kernel.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when one query already needs more shared memory than there is.
+    pub fn blueprint(&self, backend: &'static str, limits: Limits) -> Result<AttendConfig> {
+        let shape = self.shape;
+        let largest = 1 << limits.units.max(1).ilog2();
+        let units = shape.head_dim.next_power_of_two().clamp(64, 256).max(shape.group).min(largest);
+        let queries = (self.rows * self.head_group).clamp(1, MAX_QUERIES).next_power_of_two();
+        let plane = limits.plane.filter(|&plane| plane.is_power_of_two() && plane <= units);
+        let mut config = AttendConfig {
+            shape,
+            queries,
+            split: SPLIT,
+            units,
+            plane: plane.unwrap_or(0),
+            unpack: if limits.denormals { Unpack::Denormal } else { Unpack::Convert },
+            softcap: self.softcap,
+            slopes: self.slopes,
+        };
+        while config.shared_bytes() > limits.shared_memory && config.queries > 1 {
+            config.queries /= 2;
+        }
+        if config.shared_bytes() > limits.shared_memory || units < shape.group {
+            let what = format!(
+                "head_dim {} in groups of {} with {} bytes of shared memory and {} units in a cube",
+                shape.head_dim, shape.group, limits.shared_memory, limits.units
+            );
+            return Err(Error::Unsupported { backend, what });
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Store;
+
+    fn problem(head_dim: usize, group: usize, head_group: usize, rows: usize) -> Problem {
+        let shape = Shape {
+            kv_heads: 2,
+            head_dim,
+            group,
+            page_tokens: 128,
+            sinks: 0,
+            key_bits: 2,
+            value_bits: 2,
+            key_store: Store::F16,
+            value_store: Store::F16,
+            promoted: 0,
+        };
+        Problem { shape, head_group, rows, softcap: false, slopes: false }
+    }
+
+    const LIMITS: Limits =
+        Limits { shared_memory: 32 << 10, units: 1024, plane: Some(32), denormals: true };
+
+    #[test]
+    fn one_query_takes_a_cube_of_its_own() {
+        let config = problem(128, 32, 1, 1).blueprint("test", LIMITS).unwrap();
+        assert_eq!((config.queries, config.units, config.plane), (1, 128, 32));
+    }
+
+    #[test]
+    fn queries_share_a_cube_as_far_as_memory_allows() {
+        // 71 heads, or the rows of a draft.
+        assert_eq!(problem(64, 32, 71, 1).blueprint("test", LIMITS).unwrap().queries, 8);
+        assert_eq!(problem(64, 32, 3, 2).blueprint("test", LIMITS).unwrap().queries, 8);
+        assert_eq!(problem(64, 32, 3, 1).blueprint("test", LIMITS).unwrap().queries, 4);
+        // 4 queries of 256 channels: 4·(256 + 256 + 256 + 1 + 256 + 8 + 6)·4 bytes.
+        let config = problem(256, 32, 8, 1).blueprint("test", LIMITS).unwrap();
+        assert_eq!((config.queries, config.shared_bytes()), (4, 4 * 1039 * 4));
+    }
+
+    #[test]
+    fn a_group_has_a_unit_for_each_token() {
+        assert_eq!(problem(64, 128, 1, 1).blueprint("test", LIMITS).unwrap().units, 128);
+        let few = Limits { units: 64, ..LIMITS };
+        let error = problem(64, 128, 1, 1).blueprint("test", few).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    }
+
+    #[test]
+    fn codes_are_converted_where_denormals_are_flushed() {
+        let unpack = |denormals| {
+            problem(64, 32, 1, 1).blueprint("test", Limits { denormals, ..LIMITS }).unwrap().unpack
+        };
+        assert_eq!([unpack(true), unpack(false)], [Unpack::Denormal, Unpack::Convert]);
+    }
+
+    #[test]
+    fn planes_are_used_where_they_divide_a_cube() {
+        for (plane, used) in [(None, 0), (Some(8), 8), (Some(24), 0), (Some(256), 0)] {
+            let config = problem(64, 32, 1, 1).blueprint("test", Limits { plane, ..LIMITS });
+            assert_eq!(config.unwrap().plane, used);
+        }
+    }
+}

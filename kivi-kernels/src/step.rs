@@ -1,0 +1,265 @@
+//! What a step plan says, as the lists of numbers that kernels read.
+
+use crate::{
+    kernels::attend::DROPPED,
+    memory::{GroupMemory, SlotRecord},
+};
+use kivi_core::{Error, PageId, Result, SequencePlan, StepPlan};
+use std::ops::Range;
+
+/// Words of a sequence in the tables.
+const SEQUENCE_WORDS: usize = 8;
+
+/// Words of a block of queries in the work list.
+const BLOCK_WORDS: usize = 5;
+
+/// The lists of one step for one layer group, the same for all its layers.
+#[derive(Debug, Default)]
+pub(crate) struct StepLists {
+    /// Sequences, views and page tables, as `attend` reads them.
+    pub(crate) tables: Vec<u32>,
+    /// Where the views begin in it.
+    pub(crate) views_at: usize,
+    /// First words of the step's keys, then of its values.
+    pub(crate) places: Vec<u32>,
+    /// Items of `quantize_keys`.
+    pub(crate) keys: Vec<u32>,
+    /// Items of `quantize_values`.
+    pub(crate) values: Vec<u32>,
+}
+
+/// Words of an arena and tables are counted in 32 bits.
+fn word(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(DROPPED)
+}
+
+impl StepLists {
+    /// # Errors
+    /// When the plan names pages or slots that were not made.
+    pub(crate) fn new(memory: &GroupMemory, group: usize, plan: &StepPlan) -> Result<Self> {
+        let mut lists = Self::default();
+        let sequences = plan.sequences.len();
+        lists.views_at = SEQUENCE_WORDS * sequences;
+        lists.tables.resize(lists.views_at, 0);
+        for sequence in &plan.sequences {
+            for view in &sequence.views {
+                lists.tables.extend([word(view.keys), word(view.values)]);
+            }
+        }
+        let (mut key_places, mut value_places) = (Vec::new(), Vec::new());
+        for (index, sequence) in plan.sequences.iter().enumerate() {
+            let slot = slot_of(memory, sequence)?;
+            let table = lists.tables.len();
+            let own = [
+                table,
+                slot.keys.start,
+                slot.values.start,
+                slot.capacity.keys,
+                slot.capacity.values,
+                sequence.rows.start,
+                sequence.before.tokens,
+                0,
+            ];
+            let words = own.map(word);
+            lists.tables[SEQUENCE_WORDS * index..][..SEQUENCE_WORDS].copy_from_slice(&words);
+            for &page in &sequence.before.tables[group] {
+                let place = if page == PageId::DROPPED { None } else { memory.page(page) };
+                lists.tables.push(place.map_or(DROPPED, word));
+            }
+            let find = Places { memory, group, sequence, slot };
+            for position in sequence.positions() {
+                key_places.push(word(find.key(position)?));
+                value_places.push(word(find.value(position)?));
+            }
+            find.key_items(&mut lists.keys)?;
+            find.value_items(&mut lists.values)?;
+        }
+        lists.places = key_places;
+        lists.places.extend(value_places);
+        Ok(lists)
+    }
+}
+
+fn slot_of<'a>(memory: &'a GroupMemory, sequence: &SequencePlan) -> Result<&'a SlotRecord> {
+    let slot = memory.slot(sequence.before.slot);
+    slot.ok_or_else(|| Error::request("begin step", format!("no slot {}", sequence.before.slot)))
+}
+
+/// Where the tokens of a sequence lie.
+struct Places<'a> {
+    memory: &'a GroupMemory,
+    group: usize,
+    sequence: &'a SequencePlan,
+    slot: &'a SlotRecord,
+}
+
+impl Places<'_> {
+    /// The page of a position after the sinks, and the token in it.
+    fn page(&self, position: usize) -> Result<(usize, usize)> {
+        let shape = &self.memory.shape;
+        let offset = position - shape.sinks;
+        let id = self.sequence.before.tables[self.group].get(offset / shape.page_tokens);
+        let page = id.and_then(|&id| self.memory.page(id));
+        let missing = || Error::request("begin step", format!("no page for position {position}"));
+        Ok((page.ok_or_else(missing)?, offset % shape.page_tokens))
+    }
+
+    /// The first word of a key in full precision.
+    fn key(&self, position: usize) -> Result<usize> {
+        let shape = &self.memory.shape;
+        if position >= shape.sinks && !shape.packs().keys {
+            let (page, token) = self.page(position)?;
+            return Ok(page + shape.full_keys() + token * shape.key_width());
+        }
+        let row = self.row(position, self.slot.capacity.keys);
+        Ok(self.slot.keys.start + row * shape.key_width())
+    }
+
+    fn value(&self, position: usize) -> Result<usize> {
+        let shape = &self.memory.shape;
+        if position >= shape.sinks && !shape.packs().values {
+            let (page, token) = self.page(position)?;
+            return Ok(page + shape.full_values() + token * shape.value_width());
+        }
+        let row = self.row(position, self.slot.capacity.values);
+        Ok(self.slot.values.start + row * shape.value_width())
+    }
+
+    /// The row of a position in a slot.
+    fn row(&self, position: usize, capacity: usize) -> usize {
+        let sinks = self.memory.shape.sinks;
+        if position < sinks { position } else { sinks + (position - sinks) % capacity.max(1) }
+    }
+
+    fn key_items(&self, items: &mut Vec<u32>) -> Result<()> {
+        let shape = &self.memory.shape;
+        if !shape.packs().keys {
+            return Ok(());
+        }
+        let range = self.sequence.quantize.keys.clone();
+        for position in range.step_by(shape.group) {
+            let (page, token) = self.page(position)?;
+            items.extend([self.key(position)?, page, token / shape.group].map(word));
+        }
+        Ok(())
+    }
+
+    fn value_items(&self, items: &mut Vec<u32>) -> Result<()> {
+        let shape = &self.memory.shape;
+        if !shape.packs().values {
+            return Ok(());
+        }
+        let Range { start, end } = self.sequence.quantize.values.clone();
+        let per_word = shape.values_per_word();
+        let mut position = start;
+        while position < end {
+            let (page, token) = self.page(position)?;
+            // All tokens of a row of words are one unit's work.
+            let count = (per_word - token % per_word).min(end - position);
+            let place = (position - shape.sinks) % self.slot.capacity.values.max(1);
+            let item =
+                [self.slot.values.start, place, self.slot.capacity.values, page, token, count];
+            items.extend(item.map(word));
+            position += count;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks and items of one launch of `attend` and `combine`.
+#[derive(Debug, Default)]
+pub(crate) struct WorkList {
+    /// Blocks, then items.
+    pub(crate) words: Vec<u32>,
+    pub(crate) blocks: usize,
+    pub(crate) items: usize,
+}
+
+/// What attention needs to know to cut its work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cutting {
+    pub(crate) head_group: usize,
+    /// Queries of a block.
+    pub(crate) queries: usize,
+    pub(crate) split: usize,
+    pub(crate) sinks: usize,
+    pub(crate) window: Option<usize>,
+    /// Items of a launch, unless one block has more.
+    pub(crate) max_items: usize,
+}
+
+impl Cutting {
+    /// The work of a step, in as many launches as it takes.
+    pub(crate) fn work(&self, plan: &StepPlan) -> Vec<WorkList> {
+        let mut lists = Vec::new();
+        let (mut blocks, mut items): (Vec<u32>, Vec<u32>) = (Vec::new(), Vec::new());
+        let mut flush = |blocks: &mut Vec<u32>, items: &mut Vec<u32>| {
+            let (count, size) = (blocks.len() / BLOCK_WORDS, items.len() / 3);
+            let mut words = std::mem::take(blocks);
+            words.append(items);
+            lists.push(WorkList { words, blocks: count, items: size });
+        };
+        for (index, sequence) in plan.sequences.iter().enumerate() {
+            let queries = sequence.rows.len() * self.head_group;
+            for first in (0..queries).step_by(self.queries) {
+                let count = self.queries.min(queries - first);
+                let rows = first / self.head_group..(first + count - 1) / self.head_group + 1;
+                let splits = self.splits(sequence.before.tokens, rows);
+                let many = items.len() / 3 + splits.len() > self.max_items;
+                if many && !items.is_empty() {
+                    flush(&mut blocks, &mut items);
+                }
+                let block = blocks.len() / BLOCK_WORDS;
+                blocks.extend([index, first, count, items.len() / 3, splits.len()].map(word));
+                items.extend(splits.into_iter().flat_map(|s| [block, s.start, s.end].map(word)));
+            }
+        }
+        if !blocks.is_empty() {
+            flush(&mut blocks, &mut items);
+        }
+        lists
+    }
+
+    /// The splits that rows see something of: those of the sinks, then of what follows, at positions
+    /// that depend on nothing else.
+    fn splits(&self, before: usize, rows: Range<usize>) -> Vec<Range<usize>> {
+        let end = before + rows.end;
+        let first = (before + rows.start + 1).saturating_sub(self.window.unwrap_or(usize::MAX));
+        let sinks = self.sinks.min(end);
+        let in_sinks = (0..sinks).step_by(self.split).map(|s| s..sinks.min(s + self.split));
+        let after = (self.sinks..end.max(self.sinks)).step_by(self.split);
+        let after = after.map(|s| s..end.min(s + self.split));
+        in_sinks.chain(after).filter(|split| split.end > first).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CUTTING: Cutting =
+        Cutting { head_group: 3, queries: 4, split: 256, sinks: 4, window: None, max_items: 100 };
+
+    #[test]
+    fn splits_start_after_the_sinks() {
+        assert_eq!(CUTTING.splits(600, 0..1), [0..4, 4..260, 260..516, 516..601]);
+        assert_eq!(CUTTING.splits(0, 0..3), [0..3]);
+        let windowed = Cutting { window: Some(100), ..CUTTING };
+        // A query at 600 sees from 501 on.
+        assert_eq!(windowed.splits(600, 0..1), [260..516, 516..601]);
+    }
+
+    #[test]
+    fn blocks_cut_rows_and_heads() {
+        let sequence = SequencePlan { rows: 0..3, ..SequencePlan::default() };
+        let plan = StepPlan { rows: 3, sequences: vec![sequence], ..StepPlan::default() };
+        let work = CUTTING.work(&plan);
+        assert_eq!(work.len(), 1);
+        // Nine queries: four, four and one; rows up to 1, 2 and 2.
+        let blocks = [[0, 0, 4, 0, 1], [0, 4, 4, 1, 1], [0, 8, 1, 2, 1]];
+        let items = [[0, 0, 2], [1, 0, 3], [2, 0, 3]];
+        assert_eq!(work[0].words, [blocks.as_flattened(), items.as_flattened()].concat());
+        let few = Cutting { max_items: 1, ..CUTTING };
+        assert_eq!(few.work(&plan).iter().map(|list| list.blocks).collect::<Vec<_>>(), [1, 1, 1]);
+    }
+}
