@@ -20,6 +20,10 @@ pub struct GpuOptions {
     pub denormals: Option<bool>,
     /// Bytes that the cache of one layer may take.
     pub layer_bytes: Option<usize>,
+    /// Whether the device is the processor, for which loops are not unrolled.
+    pub software: bool,
+    /// Queries that a cube of the attention kernel takes, instead of as many as there are.
+    pub queries: Option<usize>,
 }
 
 /// A device that runs the cache kernels.
@@ -73,6 +77,8 @@ impl<R: Runtime> Gpu<R> {
             units: hardware.max_units_per_cube as usize,
             plane,
             denormals: false,
+            software: options.software,
+            queries: options.queries,
         };
         let device_name = device.into();
         let device = Device::new(name, client);

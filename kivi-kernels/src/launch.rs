@@ -123,6 +123,7 @@ impl<R: Runtime> Device<R> {
                 CubeCount::Static(1, 1, 1),
                 CubeDim::new_1d(16),
                 input.arg(),
+                self.floats(Some(&[2f32.powi(64), 2f32.powi(85)])),
                 ArrayArg::from_raw_parts(output.clone(), 16),
             );
         }
@@ -305,9 +306,7 @@ impl<R: Runtime> Device<R> {
         let join = combine::CombineConfig {
             head_dim: shape.head_dim,
             kv_heads: shape.kv_heads,
-            queries: config.queries,
             units: units_for(shape.head_dim),
-            sink_logits: job.attention.sink_logits.is_some(),
         };
         // SAFETY: as above; the output has a place for every row and query head.
         unsafe {
@@ -322,6 +321,8 @@ impl<R: Runtime> Device<R> {
                 self.floats(job.attention.sink_logits.as_deref()),
                 floats(job.output, job.queries.1),
                 work.blocks as u32,
+                config.queries as u32,
+                u32::from(job.attention.sink_logits.is_some()),
                 job.head_group as u32,
                 join,
             );

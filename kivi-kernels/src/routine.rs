@@ -14,6 +14,10 @@ pub struct Limits {
     pub plane: Option<usize>,
     /// Whether denormal numbers are kept, not flushed to 0.
     pub denormals: bool,
+    /// Whether the device is the processor.
+    pub software: bool,
+    /// Queries of a cube, if not as many as there are.
+    pub queries: Option<usize>,
 }
 
 /// One attention of one layer.
@@ -46,7 +50,8 @@ impl Problem {
         let shape = self.shape;
         let largest = 1 << limits.units.max(1).ilog2();
         let units = shape.head_dim.next_power_of_two().clamp(64, 256).max(shape.group).min(largest);
-        let queries = (self.rows * self.head_group).clamp(1, MAX_QUERIES).next_power_of_two();
+        let queries = limits.queries.unwrap_or(self.rows * self.head_group);
+        let queries = queries.clamp(1, MAX_QUERIES).next_power_of_two();
         let plane = limits.plane.filter(|&plane| plane.is_power_of_two() && plane <= units);
         let mut config = AttendConfig {
             shape,
@@ -54,6 +59,7 @@ impl Problem {
             split: SPLIT,
             units,
             plane: plane.unwrap_or(0),
+            unroll: !limits.software,
             unpack: if limits.denormals { Unpack::Denormal } else { Unpack::Convert },
             softcap: self.softcap,
             slopes: self.slopes,
@@ -93,8 +99,14 @@ mod tests {
         Problem { shape, head_group, rows, softcap: false, slopes: false }
     }
 
-    const LIMITS: Limits =
-        Limits { shared_memory: 32 << 10, units: 1024, plane: Some(32), denormals: true };
+    const LIMITS: Limits = Limits {
+        shared_memory: 32 << 10,
+        units: 1024,
+        plane: Some(32),
+        denormals: true,
+        software: false,
+        queries: None,
+    };
 
     #[test]
     fn one_query_takes_a_cube_of_its_own() {

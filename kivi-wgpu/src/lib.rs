@@ -65,5 +65,7 @@ pub fn open(options: &WgpuOptions) -> Result<Wgpu, OpenError> {
     };
     let shader = if spirv { "SPIR-V" } else { adapter::shader(info.backend) };
     let description = format!("{} ({}, {shader})", info.name, info.backend);
-    Ok(Gpu::new(NAME, description, client, options.gpu)?)
+    let software = options.gpu.software || info.device_type == wgpu::DeviceType::Cpu;
+    let gpu = GpuOptions { software, ..options.gpu };
+    Ok(Gpu::new(NAME, description, client, gpu)?)
 }

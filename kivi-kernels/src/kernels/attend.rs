@@ -7,7 +7,7 @@
 //! mask, a conversion and one multiplication per query.
 
 use super::number;
-use crate::{Shape, order};
+use crate::Shape;
 use cubecl::prelude::*;
 
 /// Stands for the logit of nothing; shaders may assume that there are no infinities.
@@ -47,6 +47,9 @@ pub struct AttendConfig {
     pub plane: usize,
     /// How codes become floats.
     pub unpack: Unpack,
+    /// Whether inner loops are unrolled: what a GPU needs, and what takes a software device seconds to
+    /// compile.
+    pub unroll: bool,
     /// Whether logits are soft-capped.
     pub softcap: bool,
     /// Whether there are ALiBi slopes.
@@ -228,7 +231,7 @@ pub(crate) fn attend(
                         let query = index / tokens;
                         let own = index % tokens;
                         let mut logit = 0.0f32;
-                        #[unroll]
+                        #[unroll(config.unroll)]
                         for part in 0..parts {
                             logit += partial[query * units + part * tokens + own];
                         }
@@ -264,7 +267,7 @@ pub(crate) fn attend(
                 shape,
             );
             let mut logits = Array::<f32>::new(room);
-            #[unroll]
+            #[unroll(config.unroll)]
             for query in 0..room {
                 logits[query] = 0.0f32;
             }
@@ -275,12 +278,12 @@ pub(crate) fn attend(
                     kv_head * dim + channel,
                     comptime!(shape.key_store),
                 );
-                #[unroll]
+                #[unroll(config.unroll)]
                 for query in 0..room {
                     logits[query] += scaled[query * dim + channel] * key;
                 }
             }
-            #[unroll]
+            #[unroll(config.unroll)]
             for query in 0..room {
                 if sees_full(&bounds, query, token, 2usize, comptime!(shape.key_bits), sinks) {
                     weights[query * split + index] = logits[query];
@@ -351,7 +354,7 @@ pub(crate) fn attend(
     // Weighted values.
     let channels = comptime!(config.channels());
     let mut outputs = Array::<f32>::new(comptime!(room * config.channels()));
-    #[unroll]
+    #[unroll(config.unroll)]
     for index in 0..comptime!(room * config.channels()) {
         outputs[index] = 0.0f32;
     }
@@ -382,13 +385,13 @@ pub(crate) fn attend(
                         + comptime!(shape.value_codes())
                         + (kv_head * comptime!(shape.value_rows()) + place / per_word)
                             * comptime!(shape.value_row_words());
-                    #[unroll]
+                    #[unroll(config.unroll)]
                     for part in 0..channels {
                         let channel = unit + part * units;
                         if channel < dim {
                             let word = arena[row + channel];
                             let own = channel / comptime!(shape.group);
-                            #[unroll]
+                            #[unroll(config.unroll)]
                             for i in 0..per_word {
                                 let code = code_at(
                                     word,
@@ -396,7 +399,7 @@ pub(crate) fn attend(
                                     comptime!(shape.value_bits),
                                     comptime!(config.unpack),
                                 );
-                                #[unroll]
+                                #[unroll(config.unroll)]
                                 for query in 0..room {
                                     outputs[part * room + query] += code
                                         * folded[(query * per_word + i) * channel_groups + own];
@@ -410,7 +413,7 @@ pub(crate) fn attend(
             }
         }
     }
-    #[unroll]
+    #[unroll(config.unroll)]
     for index in 0..comptime!(room * config.channels()) {
         outputs[index] = unfolded(outputs[index], comptime!(config.unpack));
     }
@@ -432,13 +435,13 @@ pub(crate) fn attend(
             comptime!(shape.value_width()),
             shape,
         );
-        #[unroll]
+        #[unroll(config.unroll)]
         for part in 0..channels {
             let channel = unit + part * units;
             if channel < dim {
                 let store = comptime!(shape.value_store);
                 let value = number::element(arena, row, kv_head * dim + channel, store);
-                #[unroll]
+                #[unroll(config.unroll)]
                 for query in 0..room {
                     if sees_full(&bounds, query, token, 3usize, comptime!(shape.value_bits), sinks)
                     {
@@ -450,11 +453,11 @@ pub(crate) fn attend(
         }
         token += 1;
     }
-    #[unroll]
+    #[unroll(config.unroll)]
     for part in 0..channels {
         let channel = unit + part * units;
         if channel < dim {
-            #[unroll]
+            #[unroll(config.unroll)]
             for query in 0..room {
                 if query < count {
                     let place = (item * comptime!(shape.kv_heads) + kv_head) * room + query;
@@ -515,28 +518,23 @@ fn full_row(
 /// Code `index` of a word in the order of pairs, as a float; as [`Unpack::Denormal`] in the units that
 /// [`folding`] undoes.
 #[cube]
-fn code_at(
-    word: u32,
-    #[comptime] index: usize,
-    #[comptime] bits: usize,
-    #[comptime] unpack: Unpack,
-) -> f32 {
-    let shift = comptime!(order::shift(bits, index) as u32);
+fn code_at(word: u32, index: usize, #[comptime] bits: usize, #[comptime] unpack: Unpack) -> f32 {
     let levels = comptime!((1u32 << bits) - 1);
+    // The upper half is brought down once for all of its codes.
+    let half = word >> (16u32 * (index as u32 % 2u32));
+    let shift = index as u32 / 2u32 * comptime!(bits as u32);
     if comptime!(unpack == Unpack::Denormal) {
-        // The upper half is brought down once for all of its codes.
-        let half = if comptime!(shift >= 16) { word >> 16u32 } else { word };
-        f32::reinterpret(half & comptime!(levels << (shift % 16)))
+        f32::reinterpret(half & (levels << shift))
     } else {
-        f32::cast_from((word >> shift) & levels)
+        f32::cast_from((half >> shift) & levels)
     }
 }
 
 /// What an operand for code `index` of a word is multiplied with.
 #[cube]
-fn folding(index: u32, #[comptime] bits: usize, #[comptime] unpack: Unpack) -> f32 {
+fn folding(index: usize, #[comptime] bits: usize, #[comptime] unpack: Unpack) -> f32 {
     if comptime!(unpack == Unpack::Denormal) {
-        let bit = index / 2u32 * comptime!(bits as u32);
+        let bit = index as u32 / 2u32 * comptime!(bits as u32);
         f32::reinterpret((comptime!(127 + FOLDED_EXPONENT) - bit) << 23u32)
     } else {
         (1.0f32).runtime()
@@ -568,10 +566,10 @@ fn fold_keys(
         let scale = number::scale_of(arena[params + channel]);
         let mut factor = scale;
         if channel < comptime!(shape.chunks() * shape.keys_per_word()) {
-            let index = (channel % comptime!(shape.keys_per_word())) as u32;
+            let index = channel % comptime!(shape.keys_per_word());
             factor = scale * folding(index, comptime!(shape.key_bits), comptime!(config.unpack));
         }
-        #[unroll]
+        #[unroll(config.unroll)]
         for query in 0..comptime!(config.queries) {
             folded[query * dim + channel] = scaled[query * dim + channel] * factor;
         }
@@ -585,7 +583,7 @@ fn fold_keys(
                     rank += arena[masks + word].count_ones();
                 }
                 let fine = scale * 0.25f32;
-                #[unroll]
+                #[unroll(config.unroll)]
                 for query in 0..comptime!(config.queries) {
                     lows[query * comptime!(shape.promoted) + rank as usize] =
                         scaled[query * dim + channel] * fine;
@@ -620,7 +618,7 @@ fn multiply_keys(
     let token = unit % tokens;
     let part = unit / tokens;
     let mut logits = Array::<f32>::new(room);
-    #[unroll]
+    #[unroll(config.unroll)]
     for query in 0..room {
         logits[query] = 0.0f32;
     }
@@ -629,17 +627,17 @@ fn multiply_keys(
     let mut chunk = part;
     while chunk < comptime!(shape.chunks()) {
         let word = arena[codes + chunk * tokens + token];
-        #[unroll]
+        #[unroll(config.unroll)]
         for i in 0..per_word {
             let code = code_at(word, i, bits, comptime!(config.unpack));
-            #[unroll]
+            #[unroll(config.unroll)]
             for query in 0..room {
                 logits[query] += code * folded[query * dim + chunk * per_word + i];
             }
         }
         chunk += parts;
     }
-    #[unroll]
+    #[unroll(config.unroll)]
     for query in 0..room {
         logits[query] = unfolded(logits[query], comptime!(config.unpack));
     }
@@ -652,7 +650,7 @@ fn multiply_keys(
             let word = arena[row + channel];
             let code = f32::cast_from((word >> shift) & comptime!((1u32 << bits) - 1));
             let at = comptime!(shape.chunks() * shape.keys_per_word()) + channel;
-            #[unroll]
+            #[unroll(config.unroll)]
             for query in 0..room {
                 logits[query] += code * folded[query * dim + at];
             }
@@ -669,7 +667,7 @@ fn multiply_keys(
         let mut channel = part;
         while channel < promoted {
             let code = f32::cast_from((arena[row + channel] >> shift) & 3u32);
-            #[unroll]
+            #[unroll(config.unroll)]
             for query in 0..room {
                 logits[query] += code * lows[query * promoted + channel];
             }
@@ -681,13 +679,13 @@ fn multiply_keys(
     let mut channel = part;
     while channel < dim {
         let zero = number::zero_of(arena[params + channel]);
-        #[unroll]
+        #[unroll(config.unroll)]
         for query in 0..room {
             logits[query] += scaled[query * dim + channel] * zero;
         }
         channel += parts;
     }
-    #[unroll]
+    #[unroll(config.unroll)]
     for query in 0..room {
         partial[query * units + unit] = logits[query];
     }
@@ -719,7 +717,7 @@ fn fold_values(
         let first = bounds[query * BOUNDS] as usize;
         let sees = min(bounds[query * BOUNDS + 1], bounds[query * BOUNDS + 3]) as usize;
         let mut sum = 0.0f32;
-        #[unroll]
+        #[unroll(config.unroll)]
         for i in 0..per_word {
             let own = token + i;
             let mut weight = 0.0f32;
@@ -727,7 +725,7 @@ fn fold_values(
                 let word = arena[params + i * groups + group];
                 let p = weights[query * comptime!(config.split) + own - start];
                 let bits = comptime!(shape.value_bits);
-                let factor = folding(comptime!(i as u32).runtime(), bits, comptime!(config.unpack));
+                let factor = folding(i, bits, comptime!(config.unpack));
                 weight = p * number::scale_of(word) * factor;
                 sum += p * number::zero_of(word);
             }
@@ -771,7 +769,7 @@ fn reduce(
     let mut stride = comptime!(config.reduced() / 2).runtime();
     while stride > 0 {
         if unit < stride {
-            #[unroll]
+            #[unroll(config.unroll)]
             for query in 0..comptime!(config.queries) {
                 let one = partial[query * reduced + unit];
                 let other = partial[query * reduced + unit + stride];

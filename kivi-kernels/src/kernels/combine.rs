@@ -8,10 +8,7 @@ use cubecl::prelude::*;
 pub(crate) struct CombineConfig {
     pub(crate) head_dim: usize,
     pub(crate) kv_heads: usize,
-    /// Queries a cube of `attend` has room for.
-    pub(crate) queries: usize,
     pub(crate) units: usize,
-    pub(crate) sink_logits: bool,
 }
 
 /// `work` holds blocks and items as for `attend`; a block is followed by the number of its first item
@@ -25,6 +22,8 @@ pub(crate) fn combine(
     sink_logits: &Array<f32>,
     outputs: &mut Array<f32>,
     blocks: u32,
+    room: u32,
+    has_sinks: u32,
     head_group: u32,
     #[comptime] config: CombineConfig,
 ) {
@@ -47,19 +46,19 @@ pub(crate) fn combine(
         let row = first_row + (first_query + query) / group;
         let head = kv_head * group + (first_query + query) % group;
         let mut largest = comptime!(LOWEST).runtime();
-        if comptime!(config.sink_logits) {
+        if has_sinks == 1u32 {
             largest = sink_logits[head];
         }
         for item in first_item..first_item + items {
-            let place = (item * heads + kv_head) * comptime!(config.queries) + query;
+            let place = (item * heads + kv_head) * room as usize + query;
             largest = max(largest, statistics[2 * place]);
         }
         let mut denominator = 0.0f32;
-        if comptime!(config.sink_logits) {
+        if has_sinks == 1u32 {
             denominator = (sink_logits[head] - largest).exp();
         }
         for item in first_item..first_item + items {
-            let place = (item * heads + kv_head) * comptime!(config.queries) + query;
+            let place = (item * heads + kv_head) * room as usize + query;
             let share = (statistics[2 * place] - largest).exp();
             denominator += share * statistics[2 * place + 1];
         }
@@ -67,7 +66,7 @@ pub(crate) fn combine(
         while channel < dim {
             let mut sum = 0.0f32;
             for item in first_item..first_item + items {
-                let place = (item * heads + kv_head) * comptime!(config.queries) + query;
+                let place = (item * heads + kv_head) * room as usize + query;
                 let share = (statistics[2 * place] - largest).exp();
                 sum += share * sums[place * dim + channel];
             }

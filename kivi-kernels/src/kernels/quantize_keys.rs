@@ -1,7 +1,7 @@
 //! Quantizes groups of keys: per channel, `G` consecutive tokens.
 
 use super::{number, quantizer};
-use crate::{Shape, order};
+use crate::Shape;
 use cubecl::prelude::*;
 
 /// `items` is `[n, 3]`: the word of the group's first full-precision token, its page, and the number of
@@ -110,24 +110,22 @@ pub(crate) fn quantize_keys(
         if index < in_chunks {
             let chunk = index / tokens;
             let row = first + index % tokens * width;
-            #[unroll]
             for i in 0..per_word {
                 let channel = chunk * per_word + i;
                 let x = number::element(arena, row, head * dim + channel, store);
                 let fine = is_chosen(&chosen, channel, promoted);
                 let code = key_code(x, params[channel], fine, bits);
-                word |= code << comptime!(order::shift(bits, i) as u32);
+                word |= code << quantizer::shift(i, bits);
             }
         } else if comptime!(rest > 0) {
             let index = index - in_chunks;
             let channel = comptime!(shape.chunks() * shape.keys_per_word()) + index % rest;
-            #[unroll]
             for i in 0..per_word {
                 let row = first + (index / rest * per_word + i) * width;
                 let x = number::element(arena, row, head * dim + channel, store);
                 let fine = is_chosen(&chosen, channel, promoted);
                 let code = key_code(x, params[channel], fine, bits);
-                word |= code << comptime!((bits * i) as u32);
+                word |= code << (i as u32 * comptime!(bits as u32));
             }
         }
         arena[codes + index] = word;
@@ -141,13 +139,12 @@ pub(crate) fn quantize_keys(
         while index < comptime!(shape.low_group_words()) {
             let channel = channels[index % count] as usize;
             let mut word = 0u32;
-            #[unroll]
             for i in 0..16usize {
                 let row = first + (index / count * 16 + i) * width;
                 let x = number::element(arena, row, head * dim + channel, store);
                 let scale = number::scale_of(params[channel]) * 0.25f32;
                 let code = quantizer::code(x - number::zero_of(params[channel]), scale, 4usize);
-                word |= (code & 3u32) << comptime!(2 * i as u32);
+                word |= (code & 3u32) << (2u32 * i as u32);
             }
             arena[lows + index] = word;
             index += units;

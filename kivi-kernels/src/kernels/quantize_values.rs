@@ -1,7 +1,7 @@
 //! Quantizes values: per token, `G` consecutive channels.
 
 use super::{number, quantizer};
-use crate::{Shape, order};
+use crate::Shape;
 use cubecl::prelude::*;
 
 /// `items` is `[n, 6]`: the first word of the slot's values, the place of the first token in its ring,
@@ -65,11 +65,10 @@ pub(crate) fn quantize_values(
         // Later tokens of the row may have left codes in a page that is used again.
         let old = arena[codes + channel];
         let mut word = 0u32;
-        #[unroll]
         for i in 0..per_word {
-            let shift = comptime!(order::shift(bits, i) as u32);
+            let shift = quantizer::shift(i, bits);
             if i < before {
-                word |= old & comptime!(((1u32 << bits) - 1) << shift);
+                word |= old & (comptime!((1u32 << bits) - 1) << shift);
             } else if i < before + tokens {
                 let at = slot + (sinks + (place + i - before) % capacity) * width;
                 let x = number::element(arena, at, head * dim + channel, store);

@@ -67,6 +67,12 @@ impl Range {
     }
 }
 
+/// First bit of code `index` of a word, as [`order::shift`](crate::order::shift).
+#[cube]
+pub(crate) fn shift(index: usize, #[comptime] bits: usize) -> u32 {
+    16u32 * (index as u32 % 2u32) + index as u32 / 2u32 * comptime!(bits as u32)
+}
+
 /// Whether an element lies above the threshold between codes `k` and `k + 1`.
 #[cube]
 fn above(distance: f32, scale: f32, k: u32) -> bool {
