@@ -178,6 +178,32 @@ impl Reader<'_> {
     }
 }
 
+/// Where `dequantize` finds every token of a sequence.
+pub(crate) fn places(
+    memory: &GroupMemory,
+    table: &[PageId],
+    layout: &SequenceLayout,
+    keys: bool,
+) -> Result<Vec<u32>> {
+    let find = Find { memory, table, layout };
+    let (sinks, packs) = (memory.shape.sinks, memory.shape.packs());
+    let (packs, packed) = match keys {
+        true => (packs.keys, layout.packed.keys),
+        false => (packs.values, layout.packed.values),
+    };
+    let mut places = Vec::with_capacity(3 * layout.tokens);
+    for position in 0..layout.tokens {
+        let place = if packs && (sinks..packed).contains(&position) {
+            let (page, token) = find.page(position - sinks)?;
+            [page, token, 1]
+        } else {
+            [find.full(position, keys)?, 0, 0]
+        };
+        places.extend(place.map(|word| word as u32));
+    }
+    Ok(places)
+}
+
 /// Reads a layer of a sequence.
 pub(crate) fn export<R: Runtime>(
     device: &Device<R>,
@@ -237,10 +263,7 @@ pub(crate) fn import<R: Runtime>(
     let (mut words, mut runs) = (Vec::new(), Vec::new());
 
     // Pages whole, so that nothing of an earlier owner stays.
-    for index in 0..table.len() {
-        if table[index] == PageId::DROPPED {
-            continue;
-        }
+    for (index, _) in table.iter().enumerate().filter(|&(_, &page)| page != PageId::DROPPED) {
         let (page, _) = find.page(index * shape.page_tokens)?;
         let start = words.len();
         words.resize(start + shape.page_words(), 0);

@@ -7,8 +7,8 @@ use crate::{
 };
 use cubecl::{features::Plane, prelude::*, server::Handle};
 use kivi_core::{
-    Attention, CacheBackend, CanonicalLayer, Capabilities, Error, PoolSpec, Result, SequenceLayout,
-    StepPlan, expect_len, memory::MeasuredBytes,
+    Attention, CacheBackend, CanonicalLayer, Capabilities, Error, KeyValue, PoolSpec, Result,
+    SequenceLayout, StepPlan, expect_len, memory::MeasuredBytes,
 };
 
 /// How a device is used; the default is what it says of itself.
@@ -95,6 +95,38 @@ impl<R: Runtime> Gpu<R> {
     /// What the choice of kernels rests on.
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Whether words can be read as pairs of f16, which the fastest kernels need.
+    ///
+    /// # Errors
+    /// [`Error::Device`] that names the kernel, when the device cannot compile it.
+    pub fn reads_pairs(&self) -> Result<bool> {
+        self.device.reads_pairs()
+    }
+
+    /// All keys and values of a layer of a sequence, `[tokens, kv_heads · head_dim]` each, codes as
+    /// `code · scale + zero`.
+    ///
+    /// # Errors
+    /// When the layout does not belong to the cache, or pages of it were dropped.
+    pub fn dequantize(
+        &self,
+        cache: &GpuCache,
+        layer: usize,
+        layout: &SequenceLayout,
+    ) -> Result<KeyValue<GpuMatrix>> {
+        let (arena, memory) = cache.layer("dequantize", layer)?;
+        layout.check("dequantize", &cache.spec)?;
+        let shape = memory.shape;
+        let table = &layout.tables[cache.spec.group_of(layer)];
+        let matrix = |keys: bool| {
+            let places = canonical::places(memory, table, layout, keys)?;
+            let handle = self.device.dequantize(arena, shape, &places, keys)?;
+            let width = shape.kv_heads * shape.head_dim;
+            Ok::<_, Error>(GpuMatrix { rows: layout.tokens, width, handle })
+        };
+        Ok(KeyValue::new(matrix(true)?, matrix(false)?))
     }
 
     fn expect(&self, operation: &'static str, buffer: &GpuMatrix, shape: [usize; 2]) -> Result<()> {

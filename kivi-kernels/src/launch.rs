@@ -3,7 +3,7 @@
 use crate::{
     AttendConfig, DeviceError, Shape, Store,
     error::one_line,
-    kernels::{append, attend, combine, copy, probe, quantize_keys, quantize_values},
+    kernels::{append, attend, combine, copy, dequantize, probe, quantize_keys, quantize_values},
     memory::Run,
     shape::MAX_CUBES,
     step::WorkList,
@@ -133,6 +133,61 @@ impl<R: Runtime> Device<R> {
         Ok(codes.iter().zip(found).all(|(&code, &found)| found == code as f32))
     }
 
+    /// Whether a word can be read as a pair of f16.
+    pub(crate) fn reads_pairs(&self) -> Result<bool> {
+        // (1, 2), (−0.5, 0.25), and the smallest denormals: 3·2⁻²⁴.
+        let words = [0x4000_3C00, 0x3400_B800, 0x0002_0001];
+        let output = self.client.create_from_slice(f32::as_bytes(&[f32::NAN; 3]));
+        let input = self.words(&words);
+        // SAFETY: one unit for each of the three elements of both arrays.
+        unsafe {
+            probe::pairs::launch_unchecked::<R>(
+                &self.client,
+                CubeCount::Static(1, 1, 1),
+                CubeDim::new_1d(4),
+                input.arg(),
+                ArrayArg::from_raw_parts(output.clone(), 3),
+            );
+        }
+        self.launched("pairs", ())?;
+        let bytes = self.read("probe", output)?;
+        Ok(f32::from_bytes(&bytes) == [3.0, -0.25, 3.0 * 2f32.powi(-24)])
+    }
+
+    /// Keys or values as f32.
+    pub(crate) fn dequantize(
+        &self,
+        arena: &Arena,
+        shape: Shape,
+        places: &[u32],
+        keys: bool,
+    ) -> Result<Handle> {
+        let elements = places.len() / 3 * shape.kv_heads * shape.head_dim;
+        let output = self.client.empty(4 * elements.max(1));
+        if elements == 0 {
+            return Ok(output);
+        }
+        let list = self.words(places);
+        let dim = CubeDim::new_1d(128);
+        let count = cubecl::calculate_cube_count_elemwise(&self.client, elements, dim);
+        // SAFETY: a unit beyond `elements` ends at once; places lie in this arena.
+        unsafe {
+            dequantize::dequantize::launch_unchecked::<R>(
+                &self.client,
+                count,
+                dim,
+                arena.arg(),
+                list.arg(),
+                ArrayArg::from_raw_parts(output.clone(), elements),
+                elements as u32,
+                shape,
+                keys,
+            );
+        }
+        self.launched("dequantize", (shape, keys))?;
+        Ok(output)
+    }
+
     pub(crate) fn read(&self, operation: &'static str, handle: Handle) -> Result<Vec<u8>> {
         self.sync(operation)?;
         let bytes = self.client.read_one(handle);
@@ -183,6 +238,7 @@ impl<R: Runtime> Device<R> {
     }
 
     /// Stores `rows · row_words` words of new tokens; their places begin at `first`.
+    #[allow(clippy::too_many_arguments)] // one launch
     pub(crate) fn append(
         &self,
         arena: &Arena,

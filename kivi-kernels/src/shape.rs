@@ -126,12 +126,18 @@ impl Shape {
 
     /// Key codes in a word.
     pub const fn keys_per_word(&self) -> usize {
-        if self.key_bits == 0 { 32 } else { 32 / self.key_bits }
+        match self.key_bits {
+            0 => 32,
+            bits => 32 / bits,
+        }
     }
 
     /// Value codes in a word.
     pub const fn values_per_word(&self) -> usize {
-        if self.value_bits == 0 { 32 } else { 32 / self.value_bits }
+        match self.value_bits {
+            0 => 32,
+            bits => 32 / bits,
+        }
     }
 
     /// Rows of words that hold whole chunks of channels of a group of keys.

@@ -16,6 +16,9 @@ fn component(name: &'static str, subcommand: &'static str) -> Result<(), Problem
     }
 }
 
+/// Everything, with SPIR-V beside WGSL: the same in every check, so that they share one build.
+const EVERYTHING: [&str; 4] = ["--workspace", "--release", "--features", "kivi-wgpu/vulkan"];
+
 fn cargo(arguments: &[&str]) -> Check {
     run(command("cargo", arguments)).map(|()| String::new())
 }
@@ -27,17 +30,17 @@ pub(crate) fn fmt() -> Check {
 
 pub(crate) fn clippy() -> Check {
     component("clippy", "clippy")?;
-    cargo(&["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"])
+    cargo(&[&["clippy", "--all-targets"], &EVERYTHING[..], &["--", "-D", "warnings"]].concat())
 }
 
 pub(crate) fn rustdoc() -> Check {
-    let mut doc = command("cargo", &["doc", "--workspace", "--no-deps", "--release"]);
+    let mut doc = command("cargo", &[&["doc", "--no-deps"], &EVERYTHING[..]].concat());
     doc.env("RUSTDOCFLAGS", "-D warnings");
     run(doc).map(|()| String::new())
 }
 
 pub(crate) fn test() -> Check {
-    cargo(&["test", "--workspace", "--release"])
+    cargo(&[&["test"], &EVERYTHING[..]].concat())
 }
 
 pub(crate) fn build_kivi() -> Check {

@@ -3,6 +3,7 @@
 //! qemu translates one program and passes its system calls on, so that the tests need no other
 //! machine. Of x86-64 it has AVX2 at most; see `docs/src/developer/testing.md` on AVX-512.
 
+use crate::debian;
 use crate::report::{Check, Problem};
 use crate::shell::{command, output, run, succeeds};
 use std::process::Command;
@@ -57,18 +58,7 @@ fn programs() -> Result<(), Problem> {
     let missing = || [LINKER, EMULATOR].into_iter().find(|name| !succeeds(name, &["--version"]));
     let Some(name) = missing() else { return Ok(()) };
     println!("{name} is missing");
-    let root = output(command("id", &["-u"])).is_ok_and(|id| id.trim() == "0");
-    if root && succeeds("apt-get", &["--version"]) {
-        let apt = |arguments: &[&str]| {
-            let mut apt = command("apt-get", arguments);
-            apt.env("DEBIAN_FRONTEND", "noninteractive");
-            run(apt).is_ok()
-        };
-        let install = [&["install", "-qq", "--yes", "--no-install-recommends"], &PACKAGES[..]];
-        // The lists of packages may be missing or old: fetch them, then try again.
-        let _installed =
-            apt(&install.concat()) || apt(&["update", "-qq"]) && apt(&install.concat());
-    }
+    debian::install(&PACKAGES);
     match missing() {
         None => Ok(()),
         Some(name) => {

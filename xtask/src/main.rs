@@ -2,12 +2,14 @@
 
 mod cargo;
 mod cli_page;
+mod debian;
 mod docs;
 mod emulated;
 mod peers;
 mod report;
 mod shell;
 mod smoke;
+mod software_gpu;
 
 use clap::{Parser, Subcommand};
 use report::Report;
@@ -75,10 +77,12 @@ fn test(report: &mut Report, no_model: bool) {
     report.step("documentation links", docs::check);
     report.step("clippy", cargo::clippy);
     report.step("rustdoc", cargo::rustdoc);
+    report.step("Vulkan driver", software_gpu::driver);
     // The tests of the command line need the program, so this builds it for the steps below, too;
     // `cargo build` would compile some crates again, without the features of the tests.
     report.step("tests and doctests", cargo::test);
     report.step("command-line page", || cli_page::run(false));
+    report.step("a cache on the GPU", software_gpu::example);
     report.step("emulated Arm processor", emulated::arm);
     if !no_model {
         smoke_test(report);

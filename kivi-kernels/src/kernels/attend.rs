@@ -6,9 +6,20 @@
 //! `Σ p(s·c + z) = Σ (p·s)·c + Σ p·z` once per row of words of values, so that a code costs a shift, a
 //! mask, a conversion and one multiplication per query.
 
+mod codes;
+mod full;
+mod keys;
+mod reduce;
+mod values;
+
 use super::number;
 use crate::Shape;
+use codes::{code_at, unfolded};
 use cubecl::prelude::*;
+use full::{full_row, sees_full};
+use keys::{fold_keys, multiply_keys};
+use reduce::{contribute, join};
+use values::fold_values;
 
 /// Stands for the logit of nothing; shaders may assume that there are no infinities.
 pub(crate) const LOWEST: f32 = -3.0e38;
@@ -65,7 +76,10 @@ impl AttendConfig {
 
     /// Elements for reductions over a cube.
     pub const fn reduced(&self) -> usize {
-        if self.plane == 0 { self.units } else { self.units / self.plane }
+        match self.plane {
+            0 => self.units,
+            plane => self.units / plane,
+        }
     }
 
     /// Channels of a unit.
@@ -319,7 +333,7 @@ pub(crate) fn attend(
         contribute(&mut partial, own, query, true, config);
     }
     sync_cube();
-    reduce(&mut partial, true, config);
+    join(&mut partial, true, config);
     if unit < room {
         largest[unit] = partial[unit * comptime!(config.reduced())];
     }
@@ -343,7 +357,7 @@ pub(crate) fn attend(
         contribute(&mut partial, own, query, false, config);
     }
     sync_cube();
-    reduce(&mut partial, false, config);
+    join(&mut partial, false, config);
     if unit < count {
         let place = (item * comptime!(shape.kv_heads) + kv_head) * room + unit;
         statistics[2 * place] = largest[unit];
@@ -466,318 +480,5 @@ pub(crate) fn attend(
                 }
             }
         }
-    }
-}
-
-/// Whether a query sees a token at all, and in full precision; `which` is the view in its bounds.
-#[cube]
-fn sees_full(
-    bounds: &SharedMemory<u32>,
-    query: usize,
-    token: usize,
-    #[comptime] which: usize,
-    #[comptime] bits: usize,
-    #[comptime] sinks: usize,
-) -> bool {
-    let first = bounds[query * BOUNDS] as usize;
-    let end = bounds[query * BOUNDS + 1] as usize;
-    let mut full = true;
-    if comptime!(bits > 0) {
-        full = token < sinks || token >= bounds[query * BOUNDS + which] as usize;
-    }
-    full && token >= first && token < end
-}
-
-/// The first word of a token in full precision.
-#[cube]
-fn full_row(
-    tables: &Array<u32>,
-    table: usize,
-    token: usize,
-    slot: usize,
-    capacity: usize,
-    #[comptime] paged: bool,
-    #[comptime] part: usize,
-    #[comptime] width: usize,
-    #[comptime] shape: Shape,
-) -> usize {
-    let sinks = comptime!(shape.sinks);
-    let mut row = slot + token * width;
-    if token >= sinks {
-        let offset = token - sinks;
-        if comptime!(paged) {
-            let page = tables[table + offset / comptime!(shape.page_tokens)] as usize;
-            row = page + part + offset % comptime!(shape.page_tokens) * width;
-        } else {
-            row = slot + (sinks + offset % capacity) * width;
-        }
-    }
-    row
-}
-
-/// Code `index` of a word in the order of pairs, as a float; as [`Unpack::Denormal`] in the units that
-/// [`folding`] undoes.
-#[cube]
-fn code_at(word: u32, index: usize, #[comptime] bits: usize, #[comptime] unpack: Unpack) -> f32 {
-    let levels = comptime!((1u32 << bits) - 1);
-    // The upper half is brought down once for all of its codes.
-    let half = word >> (16u32 * (index as u32 % 2u32));
-    let shift = index as u32 / 2u32 * comptime!(bits as u32);
-    if comptime!(unpack == Unpack::Denormal) {
-        f32::reinterpret(half & (levels << shift))
-    } else {
-        f32::cast_from((half >> shift) & levels)
-    }
-}
-
-/// What an operand for code `index` of a word is multiplied with.
-#[cube]
-fn folding(index: usize, #[comptime] bits: usize, #[comptime] unpack: Unpack) -> f32 {
-    if comptime!(unpack == Unpack::Denormal) {
-        let bit = index as u32 / 2u32 * comptime!(bits as u32);
-        f32::reinterpret((comptime!(127 + FOLDED_EXPONENT) - bit) << 23u32)
-    } else {
-        (1.0f32).runtime()
-    }
-}
-
-/// What a sum of products of codes is multiplied with.
-#[cube]
-fn unfolded(sum: f32, #[comptime] unpack: Unpack) -> f32 {
-    if comptime!(unpack == Unpack::Denormal) { sum * UNFOLD } else { sum }
-}
-
-/// `q∘s` of a group of keys for every query, and that of its promoted channels.
-#[cube]
-fn fold_keys(
-    arena: &Array<u32>,
-    scaled: &SharedMemory<f32>,
-    folded: &mut SharedMemory<f32>,
-    lows: &mut SharedMemory<f32>,
-    page: usize,
-    group: usize,
-    #[comptime] config: AttendConfig,
-) {
-    let shape = comptime!(config.shape);
-    let dim = comptime!(shape.head_dim);
-    let params = page + comptime!(shape.key_params()) + group * dim;
-    let mut channel = UNIT_POS as usize;
-    while channel < dim {
-        let scale = number::scale_of(arena[params + channel]);
-        let mut factor = scale;
-        if channel < comptime!(shape.chunks() * shape.keys_per_word()) {
-            let index = channel % comptime!(shape.keys_per_word());
-            factor = scale * folding(index, comptime!(shape.key_bits), comptime!(config.unpack));
-        }
-        #[unroll(config.unroll)]
-        for query in 0..comptime!(config.queries) {
-            folded[query * dim + channel] = scaled[query * dim + channel] * factor;
-        }
-        if comptime!(shape.promoted > 0) {
-            let masks = page + comptime!(shape.key_masks()) + group * comptime!(shape.mask_words());
-            let own = arena[masks + channel / 32];
-            let bit = (channel % 32) as u32;
-            if (own >> bit) & 1u32 == 1u32 {
-                let mut rank = (own & ((1u32 << bit) - 1u32)).count_ones();
-                for word in 0..channel / 32 {
-                    rank += arena[masks + word].count_ones();
-                }
-                let fine = scale * 0.25f32;
-                #[unroll(config.unroll)]
-                for query in 0..comptime!(config.queries) {
-                    lows[query * comptime!(shape.promoted) + rank as usize] =
-                        scaled[query * dim + channel] * fine;
-                }
-            }
-        }
-        channel += comptime!(config.units);
-    }
-}
-
-/// Partial logits of a group: unit `part · G + t` adds up a part of the channels of token `t`.
-#[cube]
-fn multiply_keys(
-    arena: &Array<u32>,
-    scaled: &SharedMemory<f32>,
-    folded: &SharedMemory<f32>,
-    lows: &SharedMemory<f32>,
-    partial: &mut SharedMemory<f32>,
-    page: usize,
-    group: usize,
-    #[comptime] config: AttendConfig,
-) {
-    let shape = comptime!(config.shape);
-    let dim = comptime!(shape.head_dim);
-    let bits = comptime!(shape.key_bits);
-    let room = comptime!(config.queries);
-    let units = comptime!(config.units);
-    let per_word = comptime!(shape.keys_per_word());
-    let tokens = comptime!(shape.group);
-    let parts = comptime!(config.units / shape.group);
-    let unit = UNIT_POS as usize;
-    let token = unit % tokens;
-    let part = unit / tokens;
-    let mut logits = Array::<f32>::new(room);
-    #[unroll(config.unroll)]
-    for query in 0..room {
-        logits[query] = 0.0f32;
-    }
-
-    let codes = page + group * comptime!(shape.key_group_words());
-    let mut chunk = part;
-    while chunk < comptime!(shape.chunks()) {
-        let word = arena[codes + chunk * tokens + token];
-        #[unroll(config.unroll)]
-        for i in 0..per_word {
-            let code = code_at(word, i, bits, comptime!(config.unpack));
-            #[unroll(config.unroll)]
-            for query in 0..room {
-                logits[query] += code * folded[query * dim + chunk * per_word + i];
-            }
-        }
-        chunk += parts;
-    }
-    #[unroll(config.unroll)]
-    for query in 0..room {
-        logits[query] = unfolded(logits[query], comptime!(config.unpack));
-    }
-    if comptime!(shape.rest() > 0) {
-        let rest = comptime!(shape.rest());
-        let row = codes + comptime!(shape.chunks() * shape.group) + token / per_word * rest;
-        let shift = (token % per_word * bits) as u32;
-        let mut channel = part;
-        while channel < rest {
-            let word = arena[row + channel];
-            let code = f32::cast_from((word >> shift) & comptime!((1u32 << bits) - 1));
-            let at = comptime!(shape.chunks() * shape.keys_per_word()) + channel;
-            #[unroll(config.unroll)]
-            for query in 0..room {
-                logits[query] += code * folded[query * dim + at];
-            }
-            channel += parts;
-        }
-    }
-    if comptime!(shape.promoted > 0) {
-        let promoted = comptime!(shape.promoted);
-        let row = page
-            + comptime!(shape.key_lows())
-            + group * comptime!(shape.low_group_words())
-            + token / 16 * promoted;
-        let shift = (token % 16 * 2) as u32;
-        let mut channel = part;
-        while channel < promoted {
-            let code = f32::cast_from((arena[row + channel] >> shift) & 3u32);
-            #[unroll(config.unroll)]
-            for query in 0..room {
-                logits[query] += code * lows[query * promoted + channel];
-            }
-            channel += parts;
-        }
-    }
-    // The zeros: every part of a token takes its share of the channels.
-    let params = page + comptime!(shape.key_params()) + group * dim;
-    let mut channel = part;
-    while channel < dim {
-        let zero = number::zero_of(arena[params + channel]);
-        #[unroll(config.unroll)]
-        for query in 0..room {
-            logits[query] += scaled[query * dim + channel] * zero;
-        }
-        channel += parts;
-    }
-    #[unroll(config.unroll)]
-    for query in 0..room {
-        partial[query * units + unit] = logits[query];
-    }
-}
-
-/// `p·s` of a row of words of values for every query, token and group of channels, and `Σ p·z`.
-#[cube]
-fn fold_values(
-    arena: &Array<u32>,
-    weights: &SharedMemory<f32>,
-    bounds: &SharedMemory<u32>,
-    folded: &mut SharedMemory<f32>,
-    zeros: &mut SharedMemory<f32>,
-    page: usize,
-    place: usize,
-    token: usize,
-    start: usize,
-    end: usize,
-    #[comptime] config: AttendConfig,
-) {
-    let shape = comptime!(config.shape);
-    let groups = comptime!(shape.channel_groups());
-    let per_word = comptime!(shape.values_per_word());
-    let params = page + comptime!(shape.value_params()) + place * groups;
-    let mut index = UNIT_POS as usize;
-    while index < comptime!(config.queries * shape.channel_groups()) {
-        let query = index / groups;
-        let group = index % groups;
-        let first = bounds[query * BOUNDS] as usize;
-        let sees = min(bounds[query * BOUNDS + 1], bounds[query * BOUNDS + 3]) as usize;
-        let mut sum = 0.0f32;
-        #[unroll(config.unroll)]
-        for i in 0..per_word {
-            let own = token + i;
-            let mut weight = 0.0f32;
-            if own >= first && own < min(sees, end) {
-                let word = arena[params + i * groups + group];
-                let p = weights[query * comptime!(config.split) + own - start];
-                let bits = comptime!(shape.value_bits);
-                let factor = folding(i, bits, comptime!(config.unpack));
-                weight = p * number::scale_of(word) * factor;
-                sum += p * number::zero_of(word);
-            }
-            folded[(query * per_word + i) * groups + group] = weight;
-        }
-        zeros[index] += sum;
-        index += comptime!(config.units);
-    }
-}
-
-/// A unit's part of a maximum or a sum.
-#[cube]
-fn contribute(
-    partial: &mut SharedMemory<f32>,
-    value: f32,
-    query: usize,
-    #[comptime] maximum: bool,
-    #[comptime] config: AttendConfig,
-) {
-    let reduced = comptime!(config.reduced());
-    if comptime!(config.plane > 0) {
-        let joined = if comptime!(maximum) { plane_max(value) } else { plane_sum(value) };
-        if UNIT_POS_PLANE == 0 {
-            partial[query * reduced + (UNIT_POS / comptime!(config.plane as u32)) as usize] =
-                joined;
-        }
-    } else {
-        partial[query * reduced + UNIT_POS as usize] = value;
-    }
-}
-
-/// Joins the parts of every query into the first.
-#[cube]
-fn reduce(
-    partial: &mut SharedMemory<f32>,
-    #[comptime] maximum: bool,
-    #[comptime] config: AttendConfig,
-) {
-    let reduced = comptime!(config.reduced());
-    let unit = UNIT_POS as usize;
-    let mut stride = comptime!(config.reduced() / 2).runtime();
-    while stride > 0 {
-        if unit < stride {
-            #[unroll(config.unroll)]
-            for query in 0..comptime!(config.queries) {
-                let one = partial[query * reduced + unit];
-                let other = partial[query * reduced + unit + stride];
-                let joined = if comptime!(maximum) { max(one, other) } else { one + other };
-                partial[query * reduced + unit] = joined;
-            }
-        }
-        sync_cube();
-        stride /= 2;
     }
 }

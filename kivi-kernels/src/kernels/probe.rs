@@ -13,3 +13,13 @@ pub(crate) fn denormals(codes: &Array<u32>, factors: &Array<f32>, out: &mut Arra
         out[i] = f32::reinterpret(codes[i]) * factors[0] * factors[1];
     }
 }
+
+/// `out[i]` is the sum of the two halves of a word read as a pair of f16. WGSL cannot say that.
+#[cube(launch_unchecked)]
+pub(crate) fn pairs(words: &Array<u32>, out: &mut Array<f32>) {
+    let i = ABSOLUTE_POS;
+    if i < words.len() {
+        let pair = Vector::<half::f16, Const<2>>::reinterpret(words[i]);
+        out[i] = f32::cast_from(pair[0]) + f32::cast_from(pair[1]);
+    }
+}
