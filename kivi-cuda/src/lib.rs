@@ -1,1 +1,4 @@
 //! The cache kernels on NVIDIA devices.
+
+#[cfg(feature = "offline")]
+pub mod offline;

@@ -1,1 +1,3 @@
 //! The cache operations as CubeCL kernels, written once and generic over the runtime.
+
+pub mod kernels;

@@ -1,0 +1,3 @@
+//! Device code.
+
+pub mod matrix;

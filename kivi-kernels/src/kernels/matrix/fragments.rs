@@ -1,0 +1,128 @@
+//! Words to operands of the matrix unit.
+
+use super::{Pair, Words};
+use cubecl::prelude::*;
+
+/// The place of pair `j` of a word: how far to shift the word right, and the bit of the pair then.
+///
+/// A half read as a denormal is linear in its low 10 bits.
+pub(super) const fn place(bits: usize, j: usize) -> (u32, u32) {
+    let bit = bits * j;
+    let shift = if bits == 2 { 10 } else { 8 };
+    if bit + bits <= 10 {
+        (0, bit as u32)
+    } else {
+        (shift, (bit - shift as usize) as u32)
+    }
+}
+
+/// Pair `j` of a word of codes: `c·2^(b−24)`, exactly.
+#[cube]
+pub(super) fn codes(word: u32, #[comptime] bits: usize, #[comptime] j: usize) -> Pair {
+    let (shift, bit) = comptime!(place(bits, j));
+    let mask = comptime!(((1u32 << bits) - 1) * 0x0001_0001 << bit);
+    // Written as two statements the compiler would shift by 0, too.
+    if comptime!(shift == 0) {
+        Pair::reinterpret(word & mask)
+    } else {
+        Pair::reinterpret((word >> shift) & mask)
+    }
+}
+
+/// The low halves of two words.
+#[cube]
+pub(super) fn low_halves(first: u32, second: u32) -> u32 {
+    (first & 0xffffu32) | (second << 16u32)
+}
+
+/// The high halves of two words.
+#[cube]
+pub(super) fn high_halves(first: u32, second: u32) -> u32 {
+    (first >> 16u32) | (second & 0xffff_0000u32)
+}
+
+/// The larger of two pairs of halves that are not negative, half by half.
+#[cube]
+pub(super) fn larger_halves(a: u32, b: u32) -> u32 {
+    u32::reinterpret(max(Pair::reinterpret(a), Pair::reinterpret(b)))
+}
+
+/// The power `e ≥ 0` such that scales up to the larger half of `pair` are below `2^e`.
+#[cube]
+pub(super) fn power_above(pair: u32) -> u32 {
+    let largest = max(pair & 0xffffu32, pair >> 16u32);
+    let exponent = largest >> 10u32;
+    max(exponent, 14u32) - 14u32
+}
+
+/// The largest `value` of the warp.
+#[cube]
+pub(super) fn warp_max<N: Numeric + CubePrimitive>(value: N) -> N {
+    let mut largest = value;
+    #[unroll]
+    for i in 0..5u32 {
+        largest = max(largest, plane_shuffle_xor(largest, comptime!(1u32 << i)));
+    }
+    largest
+}
+
+/// The sum of the warp.
+#[cube]
+pub(super) fn warp_sum(value: f32) -> f32 {
+    let mut sum = value;
+    #[unroll]
+    for i in 0..5u32 {
+        sum += plane_shuffle_xor(sum, comptime!(1u32 << i));
+    }
+    sum
+}
+
+/// `2^exponent` as f32, for −126 ≤ exponent ≤ 127.
+#[cube]
+pub(super) fn power_of_two(exponent: i32) -> f32 {
+    f32::reinterpret(u32::cast_from(exponent + 127) << 23u32)
+}
+
+/// Pairs `chunk * pairs ..` of a row of pairs that begins at the 128-bit word `at`.
+#[cube]
+pub(super) fn chunk_pairs(
+    rows: &SharedMemory<Words>,
+    at: usize,
+    chunk: usize,
+    words: &mut Array<u32>,
+    #[comptime] pairs: usize,
+) {
+    if comptime!(pairs == 2) {
+        // 8 bits: two chunks share 128 bits.
+        let both = rows[at + chunk / 2];
+        let odd = chunk % 2 == 1;
+        words[0] = select(odd, both[2], both[0]);
+        words[1] = select(odd, both[3], both[1]);
+    } else {
+        #[unroll]
+        for i in 0..comptime!(pairs / 4) {
+            let four = rows[at + chunk * comptime!(pairs / 4) + i];
+            #[unroll]
+            for k in 0..4usize {
+                words[comptime!(4 * i + k)] = four[k];
+            }
+        }
+    }
+}
+
+/// `2^−b` for the bit `b` of pair `4 · run + k` of a row of words, within its word.
+#[cube]
+pub(super) fn undo(run: usize, #[comptime] bits: usize, #[comptime] k: usize) -> f32 {
+    let pairs = comptime!(16 / bits);
+    let even = comptime!(reciprocal(bits, k % pairs));
+    if comptime!(pairs == 8) {
+        select(run % 2 == 0, even, comptime!(reciprocal(bits, k + 4)))
+    } else {
+        even.runtime()
+    }
+}
+
+/// `2^−b` for the bit of pair `j`.
+fn reciprocal(bits: usize, j: usize) -> f32 {
+    1.0 / (1_u32 << place(bits, j).1) as f32
+}
