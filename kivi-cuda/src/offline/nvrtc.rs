@@ -36,14 +36,11 @@ impl Nvrtc {
     }
 
     /// Compiles `source`; returns PTX.
-    pub(super) fn compile(
-        &self,
-        source: &str,
-        options: &[String],
-    ) -> Result<String, CodegenError> {
+    pub(super) fn compile(&self, source: &str, options: &[String]) -> Result<String, CodegenError> {
         let text = |text: &str| CString::new(text).map_err(|_| CodegenError::NulByte);
         let source = text(source)?;
-        let options: Vec<_> = options.iter().map(|option| text(option)).collect::<Result<_, _>>()?;
+        let options: Vec<_> =
+            options.iter().map(|option| text(option)).collect::<Result<_, _>>()?;
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
         let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
 

@@ -11,8 +11,8 @@ use cubecl::device::{Device, DeviceId, DeviceService, ServerUtilitiesHandle};
 use cubecl::features::{AtomicUsage, Plane, TypeUsage};
 use cubecl::future::DynFut;
 use cubecl::ir::{
-    DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties,
-    StorageType, TargetProperties, Type, VectorSize,
+    DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties, StorageType,
+    TargetProperties, Type, VectorSize,
 };
 use cubecl::prelude::*;
 use cubecl::profile::{ProfileDuration, TimingMethod};

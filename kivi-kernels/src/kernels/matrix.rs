@@ -100,19 +100,21 @@ fn attend_matrix(
     let mut logits = SharedMemory::<Words>::new(comptime!(ROWS * config.logit_stride()));
     let mut zero_sums = SharedMemory::<f32>::new(comptime!(config.warps() * ROWS * 8));
 
-    // Pages behind the last token have no entry; their words are read from page 0 and not used.
+    // In 128-bit words. Pages behind the last token have no entry; what is read in their place gets
+    // no weight.
     let pages_left = (end - first).div_ceil(config.page_tokens);
     let unit = UNIT_POS as usize;
     if unit < config.split_pages() {
         let page = first / config.page_tokens + unit;
         let entry = select(unit < pages_left, page, first / config.page_tokens);
-        bases[unit] = pages[sequence * max_pages as usize + entry];
+        bases[unit] = pages[sequence * max_pages as usize + entry] / 4;
     }
     let at = (sequence * config.kv_heads + head) * rows;
     queries::fold(queries, at, rows, &mut query, &mut units, config);
     sync_cube();
 
-    let left = (end - first) / config.group_size;
+    let tokens_left = min(end - first, config.split_tokens);
+    let left = tokens_left / config.group_size;
     let mut raw = Array::<Words>::new(comptime!(2 * config.key_items()));
     keys::read_parameters(wide, &bases, head, left, &mut raw, &mut largest, config);
     sync_cube();
@@ -122,22 +124,43 @@ fn attend_matrix(
     queries::load(&query, &mut q, config);
     keys::bias(&query, &q, &zeros, &mut bias, power, config);
     sync_cube();
-    keys::logits(wide, &bases, head, &q, &scales, &bias, &mut logits, config);
+    keys::logits(wide, &bases, head, &q, &scales, &bias, &mut logits, left, config);
 
     // The values' scales and zeros take the place of the keys'.
     let mut raw = Array::<u32>::new(comptime!(8 * config.value_items()));
-    values::read_parameters(narrow, &bases, head, end - first, &mut raw, &mut largest, config);
+    values::read_parameters(narrow, &bases, head, tokens_left, &mut raw, &mut largest, config);
     sync_cube();
     let value_power = values::store_parameters(&raw, &largest, &mut scales, &mut zeros, config);
     let unit_of_logits = keys::unit(power) * scale;
     softmax::weights(
-        &mut logits, &units, unit_of_logits, cap, visible, sequence, first, rows, output, extremes,
+        &mut logits,
+        &units,
+        unit_of_logits,
+        cap,
+        visible,
+        sequence,
+        first,
+        rows,
+        output,
+        extremes,
         config,
     );
     sync_cube();
-    values::zero_terms(&logits, &zeros, &mut zero_sums, config);
+    let steps = tokens_left.div_ceil(comptime!(4 * config.value_word()));
+    values::zero_terms(&logits, &zeros, &mut zero_sums, steps, config);
     sync_cube();
     values::weighted(
-        wide, &bases, head, &logits, &scales, &zero_sums, value_power, rows, output, sums, config,
+        wide,
+        &bases,
+        head,
+        &logits,
+        &scales,
+        &zero_sums,
+        value_power,
+        rows,
+        output,
+        sums,
+        steps,
+        config,
     );
 }

@@ -9,11 +9,7 @@ use cubecl::prelude::*;
 pub(super) const fn place(bits: usize, j: usize) -> (u32, u32) {
     let bit = bits * j;
     let shift = if bits == 2 { 10 } else { 8 };
-    if bit + bits <= 10 {
-        (0, bit as u32)
-    } else {
-        (shift, (bit - shift as usize) as u32)
-    }
+    if bit + bits <= 10 { (0, bit as u32) } else { (shift, (bit - shift as usize) as u32) }
 }
 
 /// Pair `j` of a word of codes: `c·2^(b−24)`, exactly.

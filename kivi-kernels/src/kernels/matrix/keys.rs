@@ -38,9 +38,9 @@ pub(super) fn read_parameters(
         if group < left && group < config.split_groups() {
             let page_groups = comptime!(config.page_groups());
             let at = bases[group / page_groups] as usize
-                + comptime!(config.key_parameters_at())
-                + (head * page_groups + group % page_groups) * config.head_dim;
-            let at = at / 4 + item % eighths * 2;
+                + comptime!(config.key_parameters_at() / 4)
+                + (head * page_groups + group % page_groups) * comptime!(config.head_dim / 4)
+                + item % eighths * 2;
             low = wide[at];
             high = wide[at + 1];
         }
@@ -48,9 +48,12 @@ pub(super) fn read_parameters(
         raw[comptime!(2 * i + 1)] = high;
         #[unroll]
         for k in 0..2usize {
-            scale = larger_halves(scale, low_halves(low[comptime!(2 * k)], low[comptime!(2 * k + 1)]));
             scale =
-                larger_halves(scale, low_halves(high[comptime!(2 * k)], high[comptime!(2 * k + 1)]));
+                larger_halves(scale, low_halves(low[comptime!(2 * k)], low[comptime!(2 * k + 1)]));
+            scale = larger_halves(
+                scale,
+                low_halves(high[comptime!(2 * k)], high[comptime!(2 * k + 1)]),
+            );
         }
     }
     let scale = max(scale & 0xffffu32, scale >> 16u32);
@@ -62,10 +65,7 @@ pub(super) fn read_parameters(
 
 /// The power of two above all scales of the split.
 #[cube]
-pub(super) fn common_power(
-    largest: &SharedMemory<u32>,
-    #[comptime] config: MatrixConfig,
-) -> u32 {
+pub(super) fn common_power(largest: &SharedMemory<u32>, #[comptime] config: MatrixConfig) -> u32 {
     let mut scale = 0u32;
     #[unroll]
     for warp in 0..comptime!(config.warps()) {
@@ -105,9 +105,8 @@ pub(super) fn store_parameters(
                 scale[k] = u32::reinterpret(folded);
                 zero[k] = high_halves(first, second);
             }
-            let at = group * comptime!(config.query_stride()) + eighth;
-            scales[at] = scale;
-            zeros[at] = zero;
+            scales[group * comptime!(config.scale_stride()) + eighth] = scale;
+            zeros[group * comptime!(config.query_stride()) + eighth] = zero;
         }
     }
     power
@@ -172,7 +171,7 @@ pub(super) fn bias(
 
 /// Logits of the split, `[ROWS][split_tokens]`, without their unit.
 ///
-/// A warp takes whole groups. Rows are tokens: words `4·gid …` of a chunk.
+/// A warp takes whole groups of the first `groups`. Rows are tokens: words `4·gid …` of a chunk.
 #[cube]
 pub(super) fn logits(
     wide: &Array<Words>,
@@ -182,6 +181,7 @@ pub(super) fn logits(
     scales: &SharedMemory<Words>,
     bias: &SharedMemory<f32>,
     logits: &mut SharedMemory<Words>,
+    groups: usize,
     #[comptime] config: MatrixConfig,
 ) {
     let def = cmma::MmaDefinition::<f16, f16, f32>::new(16usize, 8usize, 16usize);
@@ -191,28 +191,32 @@ pub(super) fn logits(
     let pairs = comptime!(config.key_word() / 2);
     let stride = comptime!(config.logit_stride());
 
+    let page_groups = comptime!(config.page_groups());
+    let group_words = comptime!(config.key_group_words() / 4);
+    let tokens = comptime!(config.group_size / 4);
+    let lane_at = head * comptime!(page_groups * group_words) + tig * tokens + gid;
+
     let mut group = UNIT_POS_Y as usize;
-    while group < comptime!(config.split_groups()) {
-        let page_groups = comptime!(config.page_groups());
-        let at = bases[group / page_groups] as usize
-            + (head * page_groups + group % page_groups) * comptime!(config.key_group_words());
-        let at = at / 4 + gid;
+    while group < groups {
+        let at = bases[group / page_groups] as usize + group % page_groups * group_words + lane_at;
         // All 128-bit loads of the group first.
         let mut words = Array::<Words>::new(comptime!(loads * config.group_size / 32));
         #[unroll]
         for s in 0..loads {
-            let mut chunk = tig + comptime!(4 * s);
+            let mut at = at + comptime!(4 * s * tokens);
             if comptime!(4 * s + 3 >= config.chunks()) {
-                chunk = min(chunk, comptime!(config.chunks() - 1));
+                // A chunk that does not exist is multiplied by zero: any words will do.
+                let missing = max(tig + comptime!(4 * s + 1), config.chunks()) - config.chunks();
+                at -= missing * tokens;
             }
             #[unroll]
             for tile in 0..comptime!(config.group_size / 32) {
                 words[comptime!(s * config.group_size / 32 + tile)] =
-                    wide[at + chunk * comptime!(config.group_size / 4) + comptime!(8 * tile)];
+                    wide[at + comptime!(8 * tile)];
             }
         }
         let mut b = Array::<Pair>::new(comptime!(config.key_pairs()));
-        load_pairs(scales, group * comptime!(config.query_stride()), &mut b, false, config);
+        load_pairs(scales, group * comptime!(config.scale_stride()), &mut b, false, config);
         #[unroll]
         for i in 0..comptime!(config.key_pairs()) {
             b[i] = q[i] * b[i];

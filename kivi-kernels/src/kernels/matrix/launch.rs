@@ -63,8 +63,7 @@ pub unsafe fn attend<R: Runtime>(
     if rows == 0 || rows > ROWS {
         return Err("1 to 8 query rows");
     }
-    let cubes =
-        CubeCount::Static(to_u32(splits)?, to_u32(config.kv_heads)?, to_u32(sequences)?);
+    let cubes = CubeCount::Static(to_u32(splits)?, to_u32(config.kv_heads)?, to_u32(sequences)?);
     let dim = CubeDim::new_2d(32, to_u32(config.warps())?);
     let (rows_u32, max_pages_u32) = (to_u32(rows)?, to_u32(max_pages)?);
 

@@ -39,10 +39,7 @@ impl MatrixConfig {
             Some("codes of 2, 4 or 8 bits")
         } else if !matches!(self.group_size, 32 | 64 | 128) {
             Some("groups of 32, 64 or 128")
-        } else if self.head_dim == 0
-            || !self.head_dim.is_multiple_of(16)
-            || self.head_dim > 256
-        {
+        } else if self.head_dim == 0 || !self.head_dim.is_multiple_of(16) || self.head_dim > 256 {
             Some("a head_dim that is a multiple of 16, at most 256")
         } else if self.page_tokens == 0
             || !self.page_tokens.is_multiple_of(self.group_size)
@@ -141,6 +138,11 @@ impl MatrixConfig {
     /// needed, so that lanes which read different rows meet different banks.
     pub(super) fn query_stride(&self) -> usize {
         self.head_dim / 8 + 1
+    }
+
+    /// Of folded scales of keys no padding: all lanes of a row read the same words.
+    pub(super) fn scale_stride(&self) -> usize {
+        self.head_dim / 8
     }
 
     pub(super) fn value_stride(&self) -> usize {

@@ -31,7 +31,7 @@ pub(super) fn read_parameters(
         let mut at = 0usize;
         if inside {
             let page_tokens = comptime!(config.page_tokens);
-            at = bases[token / page_tokens] as usize
+            at = bases[token / page_tokens] as usize * 4
                 + comptime!(config.value_parameters_at())
                 + (head * page_tokens + token % page_tokens) * groups
                 + item % groups;
@@ -101,6 +101,7 @@ pub(super) fn zero_terms(
     weights: &SharedMemory<Words>,
     zeros: &SharedMemory<Words>,
     zero_sums: &mut SharedMemory<f32>,
+    steps: usize,
     #[comptime] config: MatrixConfig,
 ) {
     let def = cmma::MmaDefinition::<f16, f16, f32>::new(16usize, 8usize, 16usize);
@@ -113,7 +114,7 @@ pub(super) fn zero_terms(
     sums[0] = Sums::new(0.0);
     sums[1] = Sums::new(0.0);
     let mut step = warp;
-    while step < comptime!(config.value_steps()) {
+    while step < steps {
         let row = step * 4 + tig;
         let mut p = Array::<u32>::new(pairs);
         chunk_pairs(weights, gid * comptime!(config.logit_stride()), row, &mut p, pairs);
@@ -156,6 +157,7 @@ pub(super) fn weighted(
     rows: usize,
     output: usize,
     sums: &mut Array<Floats>,
+    steps: usize,
     #[comptime] config: MatrixConfig,
 ) {
     let def = cmma::MmaDefinition::<f16, f16, f32>::new(16usize, 8usize, 16usize);
@@ -174,13 +176,14 @@ pub(super) fn weighted(
         even[i] = Sums::new(0.0);
         odd[i] = Sums::new(0.0);
     }
-    for step in 0..comptime!(config.value_steps()) {
+    let page_rows = comptime!(config.page_rows());
+    let row_words = comptime!(config.head_dim / 4);
+    let lane_at =
+        comptime!(config.value_codes_at() / 4) + head * comptime!(page_rows * row_words) + quarter;
+    for step in 0..steps {
         let row = step * 4 + tig;
-        let page_rows = comptime!(config.page_rows());
-        let at = bases[row / page_rows] as usize
-            + comptime!(config.value_codes_at())
-            + (head * page_rows + row % page_rows) * config.head_dim;
-        let word = wide[at / 4 + quarter];
+        let at = bases[row / page_rows] as usize + row % page_rows * row_words + lane_at;
+        let word = wide[at];
         let mut p = Array::<u32>::new(pairs);
         chunk_pairs(weights, gid * comptime!(config.logit_stride()), row, &mut p, pairs);
         let mut s = Array::<u32>::new(pairs);
