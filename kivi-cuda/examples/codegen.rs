@@ -10,7 +10,7 @@ fn main() {
             let m = tools.assemble(&r.source, a).unwrap();
             std::fs::write(format!("{base}.ptx"), &m.ptx).unwrap();
             std::fs::write(format!("{base}.sass"), &m.machine_code).unwrap();
-            println!("{} {a}: regs {} spill {} stack {} smem {}+{} threads {}", p.name, m.registers, m.spill_bytes, m.stack_bytes, m.shared_bytes, r.shared_bytes, r.threads);
+            println!("{} {a}: regs {} spill {} stack {} smem {}+{} threads {}", p.name, m.registers, m.spill_bytes, m.stack_bytes, m.shared_bytes, r.shared_bytes, r.threads());
             for l in code_loops(&m.machine_code, p.bits).unwrap() {
                 println!("   {} instr {} codes = {:.3}  hmma {} ldg {}/{} {:?}", l.instructions, l.codes, f64::from(l.instructions)/f64::from(l.codes), l.matrix_products, l.wide_loads, l.narrow_loads, l.opcodes);
             }

@@ -6,6 +6,7 @@
 //! `cargo xtask codegen` puts these together over [`problems`].
 
 mod devices;
+mod emulator;
 mod error;
 mod machine_code;
 mod nvrtc;
@@ -18,6 +19,6 @@ pub use devices::{Architecture, DEVICES, Device, Limits};
 pub use error::CodegenError;
 pub use machine_code::{CodeLoop, code_loops};
 pub use problems::{Problem, problems};
-pub use recorder::{Recorded, Recorder, RecorderDevice, RecorderServer, record};
+pub use recorder::{Recorded, Recorder, RecorderDevice, RecorderServer, emulated, record};
 pub use report::{Kernel, Loop, Report};
 pub use toolchain::{Assembled, Toolchain};

@@ -64,6 +64,12 @@ pub enum CodegenError {
         /// What there is.
         found: String,
     },
+    /// The emulator met something that it does not know or that is wrong in the kernel.
+    #[error("emulator: {what}")]
+    Emulation {
+        /// What it met.
+        what: String,
+    },
     /// A file cannot be read, written or started.
     #[error(transparent)]
     Io(#[from] std::io::Error),

@@ -52,7 +52,19 @@ impl Toolchain {
         })
     }
 
-    /// Compiles with the options that CubeCL passes, assembles and disassembles.
+    /// Compiles with the options that CubeCL passes; returns PTX.
+    ///
+    /// # Errors
+    ///
+    /// What NVRTC says.
+    pub fn ptx(&self, source: &str, architecture: Architecture) -> Result<String, CodegenError> {
+        let mut options = vec![format!("--gpu-architecture={}", architecture.target())];
+        options.push("-lineinfo".into());
+        options.extend(self.includes.iter().map(|i| format!("--include-path={}", i.display())));
+        self.nvrtc.compile(source, &options)
+    }
+
+    /// Compiles, assembles and disassembles.
     ///
     /// # Errors
     ///
@@ -62,11 +74,8 @@ impl Toolchain {
         source: &str,
         architecture: Architecture,
     ) -> Result<Assembled, CodegenError> {
+        let ptx = self.ptx(source, architecture)?;
         let target = architecture.target();
-        let mut options = vec![format!("--gpu-architecture={target}"), "-lineinfo".into()];
-        options.extend(self.includes.iter().map(|i| format!("--include-path={}", i.display())));
-        let ptx = self.nvrtc.compile(source, &options)?;
-
         let file = |extension: &str| self.scratch.path().join("kernel").with_extension(extension);
         let (assembly, binary) = (file("ptx"), file("cubin"));
         std::fs::write(&assembly, &ptx)?;
