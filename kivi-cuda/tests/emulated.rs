@@ -5,5 +5,5 @@
 
 mod emulated {
     pub(crate) mod cache;
-    mod matrix;
+    mod splits;
 }

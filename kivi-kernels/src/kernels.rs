@@ -1,3 +1,3 @@
 //! Device code.
 
-pub mod matrix;
+pub mod splits;

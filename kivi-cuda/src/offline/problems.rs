@@ -2,7 +2,7 @@
 
 use super::Recorder;
 use cubecl::prelude::*;
-use kivi_kernels::kernels::matrix::{self, MatrixAttention, MatrixConfig, ROWS};
+use kivi_kernels::kernels::splits::{self, Routine, SplitAttention, SplitConfig};
 
 /// A launch, and what to count in its kernels.
 pub struct Problem {
@@ -20,13 +20,22 @@ pub struct Problem {
 
 /// All, in the order of the report.
 pub fn problems() -> Vec<Problem> {
-    let shapes = [(2, 128), (2, 64), (4, 128)];
-    shapes.into_iter().map(|(bits, head_dim)| matrix(bits, head_dim)).collect()
+    let cases = [
+        (Routine::Matrix, 8, 2, 128),
+        (Routine::Matrix, 8, 2, 64),
+        (Routine::Matrix, 8, 4, 128),
+        (Routine::Plane, 1, 2, 128),
+        (Routine::Plane, 1, 2, 64),
+        (Routine::Plane, 4, 2, 128),
+    ];
+    cases.map(|(routine, rows, bits, head_dim)| split(routine, rows, bits, head_dim)).into()
 }
 
-/// Attention on matrix units: 8 kv heads, up to 8 query rows each, groups of 32, 4,096 tokens.
-fn matrix(bits: usize, head_dim: usize) -> Problem {
-    let config = MatrixConfig {
+/// Attention over packed pages: 8 kv heads, groups of 32, 4,096 tokens.
+fn split(routine: Routine, rows: usize, bits: usize, head_dim: usize) -> Problem {
+    let config = SplitConfig {
+        routine,
+        rows,
         key_bits: bits,
         value_bits: bits,
         group_size: 32,
@@ -39,27 +48,27 @@ fn matrix(bits: usize, head_dim: usize) -> Problem {
     let launch = move |client: &ComputeClient<Recorder>| {
         let words = |count: usize| client.empty(count * 4);
         let arena_words = config.page_words() * 64;
-        let attention = MatrixAttention {
+        let attention = SplitAttention {
             sequences: 1,
-            rows: ROWS,
+            rows,
             splits: 8,
             max_pages: 64,
             scale: 0.1,
             cap: 0.0,
-            queries: words(8 * ROWS * head_dim),
+            queries: words(8 * rows * head_dim),
             arena: words(arena_words),
             arena_words,
             pages: words(64),
             tokens: words(1),
-            visible: words(2 * ROWS),
-            sums: words(64 * ROWS * head_dim),
-            extremes: words(128 * ROWS),
+            visible: words(2 * rows),
+            sums: words(64 * rows * head_dim),
+            extremes: words(128 * rows),
         };
         // SAFETY: the buffers have the shapes; nothing is read.
-        unsafe { matrix::attend(client, &attention, config) }.map_err(str::to_owned)
+        unsafe { splits::attend(client, &attention, config) }.map_err(str::to_owned)
     };
     Problem {
-        name: format!("attend_matrix, {bits} bits, head_dim {head_dim}"),
+        name: format!("{routine:?}, rows {rows}, {bits} bits, head_dim {head_dim}"),
         bits: bits as u32,
         group_size: 32,
         loops: &["keys", "values"],

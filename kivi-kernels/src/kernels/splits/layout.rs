@@ -1,6 +1,13 @@
 //! Sizes and places, host arithmetic that the device code takes as constants.
 
-use super::ROWS;
+/// How codes are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Routine {
+    /// Matrix units: 8 query rows for the price of one.
+    Matrix,
+    /// Pairs of halves, chains of 8 products in f16: one to 4 query rows.
+    Plane,
+}
 
 /// What a compiled kernel is made for.
 ///
@@ -12,14 +19,18 @@ use super::ROWS;
 /// `16·h + bits·j`; a word of keys is P channels of one token, one of values P tokens of one
 /// channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MatrixConfig {
+pub struct SplitConfig {
+    /// How codes are multiplied.
+    pub routine: Routine,
+    /// Query rows: 8 with [`Routine::Matrix`], 1 to 4 with [`Routine::Plane`].
+    pub rows: usize,
     /// 2, 4 or 8.
     pub key_bits: usize,
     /// 2, 4 or 8.
     pub value_bits: usize,
     /// 32, 64 or 128.
     pub group_size: usize,
-    /// A multiple of 16, at most 256.
+    /// A multiple of 16, at most 256; with [`Routine::Plane`] 64, 128 or 256.
     pub head_dim: usize,
     /// Kv heads of the layer.
     pub kv_heads: usize,
@@ -31,11 +42,16 @@ pub struct MatrixConfig {
     pub soft_cap: bool,
 }
 
-impl MatrixConfig {
+impl SplitConfig {
     /// Why this cannot be compiled, if it cannot.
     pub fn refusal(&self) -> Option<&'static str> {
         let bits = |bits| matches!(bits, 2 | 4 | 8);
-        if !bits(self.key_bits) || !bits(self.value_bits) {
+        let plane = self.routine == Routine::Plane;
+        if if plane { !(1..=4).contains(&self.rows) } else { self.rows != 8 } {
+            Some("8 query rows on matrix units, 1 to 4 without")
+        } else if plane && !matches!(self.head_dim, 64 | 128 | 256) {
+            Some("a head_dim of 64, 128 or 256 without matrix units")
+        } else if !bits(self.key_bits) || !bits(self.value_bits) {
             Some("codes of 2, 4 or 8 bits")
         } else if !matches!(self.group_size, 32 | 64 | 128) {
             Some("groups of 32, 64 or 128")
@@ -129,11 +145,6 @@ impl MatrixConfig {
         self.page_tokens / self.value_word()
     }
 
-    /// Steps of four rows of words of values in a split.
-    pub(super) fn value_steps(&self) -> usize {
-        self.split_tokens / (4 * self.value_word())
-    }
-
     /// 128-bit words from one row of folded queries to the next, and likewise below; one more than
     /// needed, so that lanes which read different rows meet different banks.
     pub(super) fn query_stride(&self) -> usize {
@@ -153,10 +164,12 @@ impl MatrixConfig {
         self.split_tokens / 4 + 1
     }
 
-    /// Shared memory for scales or zeros of a split, keys' or values'.
+    /// 128-bit words of shared memory for scales or zeros of a split, keys' or values'; of folded
+    /// operands with [`Routine::Plane`].
     pub(super) fn parameter_words(&self) -> usize {
         let keys = self.split_groups() * self.query_stride();
-        keys.max(self.value_groups() * self.value_stride())
+        let one = keys.max(self.value_groups() * self.value_stride());
+        if self.routine == Routine::Plane { one * self.rows } else { one }
     }
 
     /// Runs of 8 channels' key parameters of a split per unit.
@@ -171,6 +184,6 @@ impl MatrixConfig {
 
     /// Rounds in which the warps go through the query rows.
     pub(super) fn row_rounds(&self) -> usize {
-        ROWS.div_ceil(self.warps())
+        self.rows.div_ceil(self.warps())
     }
 }

@@ -51,28 +51,6 @@ pub(super) fn power_above(pair: u32) -> u32 {
     max(exponent, 14u32) - 14u32
 }
 
-/// The largest `value` of the warp.
-#[cube]
-pub(super) fn warp_max<N: Numeric + CubePrimitive>(value: N) -> N {
-    let mut largest = value;
-    #[unroll]
-    for i in 0..5u32 {
-        largest = max(largest, plane_shuffle_xor(largest, comptime!(1u32 << i)));
-    }
-    largest
-}
-
-/// The sum of the warp.
-#[cube]
-pub(super) fn warp_sum(value: f32) -> f32 {
-    let mut sum = value;
-    #[unroll]
-    for i in 0..5u32 {
-        sum += plane_shuffle_xor(sum, comptime!(1u32 << i));
-    }
-    sum
-}
-
 /// `2^exponent` as f32, for −126 ≤ exponent ≤ 127.
 #[cube]
 pub(super) fn power_of_two(exponent: i32) -> f32 {
@@ -121,4 +99,11 @@ pub(super) fn undo(run: usize, #[comptime] bits: usize, #[comptime] k: usize) ->
 /// `2^−b` for the bit of pair `j`.
 fn reciprocal(bits: usize, j: usize) -> f32 {
     1.0 / (1_u32 << place(bits, j).1) as f32
+}
+
+/// What a sum of products with keys is worth, beside the row's own unit: scales carry `2^(8−b−power)`, codes
+/// `2^(b−24)`.
+#[cube]
+pub(super) fn key_unit(power: u32) -> f32 {
+    power_of_two(i32::cast_from(power) + 16)
 }

@@ -1,12 +1,13 @@
 //! Query rows as operands: f16 with a power of two taken out, and what f16 leaves over.
 
-use super::fragments::{chunk_pairs, power_of_two, warp_max};
-use super::{Floats, MatrixConfig, Pair, ROWS, Words};
+use super::fragments::{chunk_pairs, power_of_two};
+use super::plane::warp_max;
+use super::{Floats, SplitConfig, Pair, Words};
 use cubecl::prelude::*;
 use half::f16;
 
 /// Writes the rows at `queries[at * head_dim ..]` to shared memory as pairs of halves: first
-/// `[ROWS][head_dim / 2]` of `q·2^−k`, at most `2^7`, then likewise the rest that rounding left;
+/// `[rows][head_dim / 2]` of `q·2^−k`, at most `2^7`, then likewise the rest that rounding left;
 /// `units[row]` is `2^k`. Rows from `rows` on are zero.
 #[cube]
 pub(super) fn fold(
@@ -15,7 +16,7 @@ pub(super) fn fold(
     rows: usize,
     query: &mut SharedMemory<Words>,
     units: &mut SharedMemory<f32>,
-    #[comptime] config: MatrixConfig,
+    #[comptime] config: SplitConfig,
 ) {
     let lane = UNIT_POS_X as usize;
     let eighths = comptime!(config.head_dim / 8);
@@ -63,10 +64,10 @@ pub(super) fn fold(
             main[i] = u32::reinterpret(x);
             rest[i] = u32::reinterpret(y);
         }
-        if row < ROWS && lane < eighths {
+        if row < config.rows && lane < eighths {
             let stride = comptime!(config.query_stride());
             query[row * stride + lane] = main;
-            query[(ROWS + row) * stride + lane] = rest;
+            query[(config.rows + row) * stride + lane] = rest;
             if lane == 0 {
                 units[row] = unit;
             }
@@ -79,7 +80,7 @@ pub(super) fn fold(
 pub(super) fn load(
     query: &SharedMemory<Words>,
     pairs: &mut Array<Pair>,
-    #[comptime] config: MatrixConfig,
+    #[comptime] config: SplitConfig,
 ) {
     let row = UNIT_POS_X as usize / 4;
     load_pairs(query, row * comptime!(config.query_stride()), pairs, true, config);
@@ -94,7 +95,7 @@ pub(super) fn load_pairs(
     at: usize,
     pairs: &mut Array<Pair>,
     #[comptime] clear: bool,
-    #[comptime] config: MatrixConfig,
+    #[comptime] config: SplitConfig,
 ) {
     let tig = UNIT_POS_X as usize % 4;
     let chunks = comptime!(config.chunks());

@@ -1,15 +1,16 @@
 //! The host's side.
 
-use super::{MatrixConfig, ROWS, attend_matrix};
+use super::{SplitConfig, attend_split};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// What one launch of attention on matrix units reads and writes. Buffers are contiguous.
+/// What one launch of attention reads and writes. Buffers are contiguous.
 #[derive(Clone, Debug)]
-pub struct MatrixAttention {
+pub struct SplitAttention {
     /// Sequences of the batch.
     pub sequences: usize,
-    /// Query rows per kv head: query heads of a head group times query tokens; at most [`ROWS`].
+    /// Query rows per kv head: query heads of a head group times query tokens; at most
+    /// [`SplitConfig::rows`].
     pub rows: usize,
     /// Splits of the longest sequence.
     pub splits: usize,
@@ -17,11 +18,11 @@ pub struct MatrixAttention {
     pub max_pages: usize,
     /// What logits are multiplied with.
     pub scale: f32,
-    /// The cap of logits, if [`MatrixConfig::soft_cap`].
+    /// The cap of logits, if [`SplitConfig::soft_cap`].
     pub cap: f32,
     /// `[sequences, kv_heads, rows, head_dim]`, f32.
     pub queries: Handle,
-    /// Pages of the layer; see [`MatrixConfig`].
+    /// Pages of the layer; see [`SplitConfig`].
     pub arena: Handle,
     /// Words in `arena`.
     pub arena_words: usize,
@@ -43,8 +44,8 @@ pub struct MatrixAttention {
 ///
 /// # Errors
 ///
-/// What the configuration or the problem may be instead. The device must have `mma.m16n8k16` of f16
-/// with f32 sums (`features().matmul.mma`) and planes of 32.
+/// What the configuration or the problem may be instead. The device must have planes of 32 and,
+/// for [`Routine::Matrix`](super::Routine::Matrix), `mma.m16n8k16` of f16 with f32 sums (`features().matmul.mma`).
 ///
 /// # Safety
 ///
@@ -52,16 +53,16 @@ pub struct MatrixAttention {
 /// entries of its row of `pages` are beginnings of whole pages within `arena`, multiples of 4.
 pub unsafe fn attend<R: Runtime>(
     client: &ComputeClient<R>,
-    attention: &MatrixAttention,
-    config: MatrixConfig,
+    attention: &SplitAttention,
+    config: SplitConfig,
 ) -> Result<(), &'static str> {
     if let Some(refusal) = config.refusal() {
         return Err(refusal);
     }
-    let MatrixAttention { sequences, rows, splits, max_pages, .. } = *attention;
+    let SplitAttention { sequences, rows, splits, max_pages, .. } = *attention;
     let to_u32 = |count: usize| u32::try_from(count).map_err(|_| "sizes below 2^32");
-    if rows == 0 || rows > ROWS {
-        return Err("1 to 8 query rows");
+    if rows == 0 || rows > config.rows {
+        return Err("as many query rows as it is compiled for, or fewer");
     }
     let cubes = CubeCount::Static(to_u32(splits)?, to_u32(config.kv_heads)?, to_u32(sequences)?);
     let dim = CubeDim::new_2d(32, to_u32(config.warps())?);
@@ -74,7 +75,7 @@ pub unsafe fn attend<R: Runtime>(
     // allocation alive, and the kernel only reads the arena that is bound twice.
     unsafe {
         let array = |handle: &Handle, length| ArrayArg::from_raw_parts(handle.clone(), length);
-        attend_matrix::launch_unchecked::<R>(
+        attend_split::launch_unchecked::<R>(
             client,
             cubes,
             dim,

@@ -1,118 +1,12 @@
-//! Logits from packed keys.
+//! Logits from packed keys on matrix units.
 
-use super::fragments::{
-    codes, high_halves, larger_halves, low_halves, power_above, power_of_two, undo, warp_max,
-};
+use super::fragments::{codes, power_of_two};
 use super::queries::load_pairs;
-use super::{MatrixConfig, Pair, ROWS, Sums, Words};
+use super::{SplitConfig, Pair, Sums, Words};
 use cubecl::prelude::*;
 use half::f16;
 
-/// What a sum of products is worth, beside the row's own unit: scales carry `2^(8−b−power)`, codes
-/// `2^(b−24)`.
-#[cube]
-pub(super) fn unit(power: u32) -> f32 {
-    power_of_two(i32::cast_from(power) + 16)
-}
-
-/// Reads this unit's share of the key parameters of a split, runs of 8 channels, and leaves the
-/// largest scale of the warp in `largest`. Groups from `left` on read as zero.
-#[cube]
-pub(super) fn read_parameters(
-    wide: &Array<Words>,
-    bases: &SharedMemory<u32>,
-    head: usize,
-    left: usize,
-    raw: &mut Array<Words>,
-    largest: &mut SharedMemory<u32>,
-    #[comptime] config: MatrixConfig,
-) {
-    let eighths = comptime!(config.head_dim / 8);
-    let mut scale = 0u32;
-    #[unroll]
-    for i in 0..comptime!(config.key_items()) {
-        let item = UNIT_POS as usize + comptime!(i * 32 * config.warps());
-        let group = item / eighths;
-        let mut low = Words::new(0);
-        let mut high = Words::new(0);
-        if group < left && group < config.split_groups() {
-            let page_groups = comptime!(config.page_groups());
-            let at = bases[group / page_groups] as usize
-                + comptime!(config.key_parameters_at() / 4)
-                + (head * page_groups + group % page_groups) * comptime!(config.head_dim / 4)
-                + item % eighths * 2;
-            low = wide[at];
-            high = wide[at + 1];
-        }
-        raw[comptime!(2 * i)] = low;
-        raw[comptime!(2 * i + 1)] = high;
-        #[unroll]
-        for k in 0..2usize {
-            scale =
-                larger_halves(scale, low_halves(low[comptime!(2 * k)], low[comptime!(2 * k + 1)]));
-            scale = larger_halves(
-                scale,
-                low_halves(high[comptime!(2 * k)], high[comptime!(2 * k + 1)]),
-            );
-        }
-    }
-    let scale = max(scale & 0xffffu32, scale >> 16u32);
-    let scale = warp_max::<u32>(scale);
-    if UNIT_POS_X == 0 {
-        largest[UNIT_POS_Y as usize] = scale;
-    }
-}
-
-/// The power of two above all scales of the split.
-#[cube]
-pub(super) fn common_power(largest: &SharedMemory<u32>, #[comptime] config: MatrixConfig) -> u32 {
-    let mut scale = 0u32;
-    #[unroll]
-    for warp in 0..comptime!(config.warps()) {
-        scale = max(scale, largest[warp]);
-    }
-    power_above(scale)
-}
-
-/// Writes what [`read_parameters`] read as pairs of channels `[group][head_dim / 2]`: scales times
-/// `2^(8−b−power)`, `b` the bit of the pair in its word, and zeros. Returns `power`.
-#[cube]
-pub(super) fn store_parameters(
-    raw: &Array<Words>,
-    largest: &SharedMemory<u32>,
-    scales: &mut SharedMemory<Words>,
-    zeros: &mut SharedMemory<Words>,
-    #[comptime] config: MatrixConfig,
-) -> u32 {
-    let power = common_power(largest, config);
-    let eighths = comptime!(config.head_dim / 8);
-    let top = power_of_two(8 - i32::cast_from(power));
-    #[unroll]
-    for i in 0..comptime!(config.key_items()) {
-        let item = UNIT_POS as usize + comptime!(i * 32 * config.warps());
-        let group = item / eighths;
-        let eighth = item % eighths;
-        if group < config.split_groups() {
-            let mut scale = Words::empty();
-            let mut zero = Words::empty();
-            #[unroll]
-            for k in 0..4usize {
-                let words = raw[comptime!(2 * i + k / 2)];
-                let first = words[comptime!(2 * (k % 2))];
-                let second = words[comptime!(2 * (k % 2) + 1)];
-                let factor = Pair::new(f16::cast_from(top * undo(eighth, config.key_bits, k)));
-                let folded = Pair::reinterpret(low_halves(first, second)) * factor;
-                scale[k] = u32::reinterpret(folded);
-                zero[k] = high_halves(first, second);
-            }
-            scales[group * comptime!(config.scale_stride()) + eighth] = scale;
-            zeros[group * comptime!(config.query_stride()) + eighth] = zero;
-        }
-    }
-    power
-}
-
-/// The terms `q·z`, `[group][ROWS]`, in the unit of the sums of products.
+/// The terms `q·z`, `[group][rows]`, in the unit of the sums of products.
 ///
 /// Columns are eight groups, rows the query rows and, below them, their rests: both parts of the
 /// query count, so the term is as exact as f32 sums are.
@@ -123,7 +17,7 @@ pub(super) fn bias(
     zeros: &SharedMemory<Words>,
     bias: &mut SharedMemory<f32>,
     power: u32,
-    #[comptime] config: MatrixConfig,
+    #[comptime] config: SplitConfig,
 ) {
     let def = cmma::MmaDefinition::<f16, f16, f32>::new(16usize, 8usize, 16usize);
     let gid = UNIT_POS_X as usize / 4;
@@ -137,7 +31,7 @@ pub(super) fn bias(
         if octet < comptime!(groups.div_ceil(8)) {
             let mut rest = Array::<Pair>::new(comptime!(config.key_pairs()));
             let stride = comptime!(config.query_stride());
-            load_pairs(query, (ROWS + gid) * stride, &mut rest, true, config);
+            load_pairs(query, (config.rows + gid) * stride, &mut rest, true, config);
             let mut zero = Array::<Pair>::new(comptime!(config.key_pairs()));
             let group = min(octet * 8 + gid, comptime!(groups - 1));
             load_pairs(zeros, group * stride, &mut zero, false, config);
@@ -162,14 +56,14 @@ pub(super) fn bias(
             for i in 0..2usize {
                 let group = octet * 8 + tig * 2 + i;
                 if group < groups {
-                    bias[group * ROWS + gid] = total[i];
+                    bias[group * config.rows + gid] = total[i];
                 }
             }
         }
     }
 }
 
-/// Logits of the split, `[ROWS][split_tokens]`, without their unit.
+/// Logits of the split, `[rows][split_tokens]`, without their unit.
 ///
 /// A warp takes whole groups of the first `groups`. Rows are tokens: words `4·gid …` of a chunk.
 #[cube]
@@ -182,7 +76,7 @@ pub(super) fn logits(
     bias: &SharedMemory<f32>,
     logits: &mut SharedMemory<Words>,
     groups: usize,
-    #[comptime] config: MatrixConfig,
+    #[comptime] config: SplitConfig,
 ) {
     let def = cmma::MmaDefinition::<f16, f16, f32>::new(16usize, 8usize, 16usize);
     let gid = UNIT_POS_X as usize / 4;
@@ -222,8 +116,8 @@ pub(super) fn logits(
             b[i] = q[i] * b[i];
         }
         let mut start = Sums::empty();
-        start[0] = bias[group * ROWS + tig * 2];
-        start[1] = bias[group * ROWS + tig * 2 + 1];
+        start[0] = bias[group * config.rows + tig * 2];
+        start[1] = bias[group * config.rows + tig * 2 + 1];
 
         #[unroll]
         for tile in 0..comptime!(config.group_size / 32) {

@@ -1,10 +1,12 @@
-//! Attention on matrix units.
+//! Splits, on matrix units and without.
 
 use super::cache::{Pages, Random, Shape, attend, client};
 use cubecl::prelude::*;
-use kivi_kernels::kernels::matrix::{self, MatrixAttention, MatrixConfig};
+use kivi_kernels::kernels::splits::{self, Routine, SplitAttention, SplitConfig};
 
 const SPLIT: usize = 512;
+const MATRIX: Routine = Routine::Matrix;
+const PLANE: Routine = Routine::Plane;
 
 /// Largest errors: of a logit beside the largest logit, and of an output beside the largest value.
 struct Errors {
@@ -12,11 +14,13 @@ struct Errors {
     output: f64,
 }
 
-fn run(shape: Shape, lengths: &[usize], rows: usize, query_size: f32, window: Option<usize>) -> Option<Errors> {
+fn run(routine: Routine, shape: Shape, lengths: &[usize], rows: usize, query_size: f32, window: Option<usize>) -> Option<Errors> {
     let client = client()?;
     let mut random = Random::new(1);
     let longest = lengths.iter().copied().max().unwrap_or(0);
-    let config = MatrixConfig {
+    let config = SplitConfig {
+        routine,
+        rows: if routine == Routine::Matrix { 8 } else { rows },
         key_bits: shape.key_bits,
         value_bits: shape.value_bits,
         group_size: shape.group_size,
@@ -56,7 +60,7 @@ fn run(shape: Shape, lengths: &[usize], rows: usize, query_size: f32, window: Op
         .collect();
     let partials = lengths.len() * heads * splits * rows;
     let scale = 1.0 / (width as f32).sqrt();
-    let attention = MatrixAttention {
+    let attention = SplitAttention {
         sequences: lengths.len(),
         rows,
         splits,
@@ -73,7 +77,7 @@ fn run(shape: Shape, lengths: &[usize], rows: usize, query_size: f32, window: Op
         extremes: client.empty(partials * 8),
     };
     // SAFETY: the buffers have the shapes; page table entries of pages with tokens are pages.
-    unsafe { matrix::attend(&client, &attention, config) }.expect("the configuration is supported");
+    unsafe { splits::attend(&client, &attention, config) }.expect("the configuration is supported");
     cubecl::future::block_on(client.sync()).expect("the kernel runs");
     let sums = client.read_one(attention.sums).expect("sums");
     let sums = f32::from_bytes(&sums);
@@ -120,7 +124,7 @@ fn run(shape: Shape, lengths: &[usize], rows: usize, query_size: f32, window: Op
     }
     worst.logit /= largest_logit;
     println!(
-        "{}/{} bits, groups of {}, head_dim {width}: logits {:.1e}, outputs {:.1e}",
+        "{routine:?}, {rows} rows, {}/{} bits, groups of {}, head_dim {width}: logits {:.1e}, outputs {:.1e}",
         shape.key_bits, shape.value_bits, shape.group_size, worst.logit, worst.output
     );
     Some(worst)
@@ -147,29 +151,41 @@ fn check(errors: Option<Errors>) {
 }
 
 #[test]
-fn two_bits() {
-    check(run(shape(2, 128, 32), &[1120, 96], 8, 1.0, None));
+fn matrix_two_bits() {
+    check(run(MATRIX, shape(2, 128, 32), &[1120, 96], 8, 1.0, None));
     let pages_of_a_group = Shape { page_tokens: 32, ..shape(2, 64, 32) };
-    check(run(pages_of_a_group, &[544], 3, 1.0, None));
+    check(run(MATRIX, pages_of_a_group, &[544], 3, 1.0, None));
 }
 
 /// Each row sees one token: the maximum is its logit.
 #[test]
 fn single_logits() {
     for from in [0, 301, 610] {
-        check(run(shape(2, 128, 32), &[1120], 8, 4.0, Some(from)));
+        check(run(MATRIX, shape(2, 128, 32), &[1120], 8, 4.0, Some(from)));
+        check(run(PLANE, shape(2, 128, 32), &[1120], 4, 4.0, Some(from)));
     }
 }
 
 #[test]
-fn other_shapes() {
-    check(run(shape(4, 128, 64), &[640], 2, 1.0, None));
-    check(run(shape(8, 128, 32), &[256], 1, 1.0, None));
-    check(run(shape(2, 80, 32), &[256], 4, 1.0, None));
-    check(run(shape(2, 96, 128), &[384], 4, 1.0, None));
-    check(run(shape(2, 256, 32), &[256], 4, 1.0, None));
+fn matrix_other_shapes() {
+    check(run(MATRIX, shape(4, 128, 64), &[640], 2, 1.0, None));
+    check(run(MATRIX, shape(8, 128, 32), &[256], 1, 1.0, None));
+    check(run(MATRIX, shape(2, 80, 32), &[256], 4, 1.0, None));
+    check(run(MATRIX, shape(2, 96, 128), &[384], 4, 1.0, None));
+    check(run(MATRIX, shape(2, 256, 32), &[256], 4, 1.0, None));
     let mixed = Shape { key_bits: 4, value_bits: 2, ..shape(2, 64, 32) };
-    check(run(mixed, &[128], 8, 1.0, None));
+    check(run(MATRIX, mixed, &[128], 8, 1.0, None));
+}
+
+#[test]
+fn plane() {
+    check(run(PLANE, shape(2, 128, 32), &[1120, 96], 1, 1.0, None));
+    check(run(PLANE, shape(2, 64, 32), &[544], 3, 1.0, None));
+    check(run(PLANE, shape(2, 256, 32), &[256], 1, 1.0, None));
+    check(run(PLANE, shape(4, 128, 64), &[640], 2, 1.0, None));
+    check(run(PLANE, shape(8, 64, 128), &[256], 1, 1.0, None));
+    let mixed = Shape { key_bits: 4, value_bits: 2, ..shape(2, 128, 32) };
+    check(run(PLANE, mixed, &[128], 4, 1.0, None));
 }
 
 /// Scales from the smallest to nearly the largest f16: nothing overflows, nothing is lost.
@@ -177,6 +193,7 @@ fn other_shapes() {
 fn magnitudes() {
     for magnitude in [(2e-3, 2e-3), (1.0, 3e4), (3e4, 1.0)] {
         let shape = Shape { magnitude, ..shape(2, 128, 32) };
-        check(run(shape, &[256], 4, 1.0 / magnitude.0, None));
+        check(run(MATRIX, shape, &[256], 4, 1.0 / magnitude.0, None));
+        check(run(PLANE, shape, &[256], 1, 1.0 / magnitude.0, None));
     }
 }

@@ -1,7 +1,7 @@
 //! From logits to weights, in shared memory.
 
-use super::fragments::{warp_max, warp_sum};
-use super::{MatrixConfig, Pair, ROWS, Words};
+use super::plane::{warp_max, warp_sum};
+use super::{SplitConfig, Pair, Words};
 use cubecl::prelude::*;
 use half::f16;
 
@@ -20,7 +20,7 @@ fn exponentials(values: &mut Array<f32>, largest: f32, #[comptime] count: usize)
     }
 }
 
-/// Replaces every row of logits by its weights `exp(l − max l)` as pairs of halves, `[ROWS]
+/// Replaces every row of logits by its weights `exp(l − max l)` as pairs of halves, `[rows]
 /// [split_tokens / 2]` with the same stride, and writes the maxima and denominators.
 ///
 /// A weight is rounded once, and the denominator adds up the rounded ones: what is lost is the
@@ -37,7 +37,7 @@ pub(super) fn weights(
     rows: usize,
     output: usize,
     extremes: &mut Array<f32>,
-    #[comptime] config: MatrixConfig,
+    #[comptime] config: SplitConfig,
 ) {
     let lane = UNIT_POS_X as usize;
     let stride = comptime!(config.logit_stride());
@@ -45,7 +45,7 @@ pub(super) fn weights(
     #[unroll]
     for round in 0..comptime!(config.row_rounds()) {
         let row = round * comptime!(config.warps()) + UNIT_POS_Y as usize;
-        if row < ROWS {
+        if row < config.rows {
             let mut packed = Array::<Words>::new(runs);
             if row < rows {
                 let at = (sequence * rows + row) * 2;
