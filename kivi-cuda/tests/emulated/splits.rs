@@ -183,7 +183,7 @@ fn plane() {
     check(run(PLANE, shape(2, 64, 32), &[544], 3, 1.0, None));
     check(run(PLANE, shape(2, 256, 32), &[256], 1, 1.0, None));
     check(run(PLANE, shape(4, 128, 64), &[640], 2, 1.0, None));
-    check(run(PLANE, shape(8, 64, 128), &[256], 1, 1.0, None));
+    check(run(PLANE, shape(4, 64, 128), &[256], 1, 1.0, None));
     let mixed = Shape { key_bits: 4, value_bits: 2, ..shape(2, 128, 32) };
     check(run(PLANE, mixed, &[128], 4, 1.0, None));
 }

@@ -9,7 +9,7 @@ const OFFSET_BITS: u32 = 40;
 
 /// Allocations by number, from 1: address 0 is in none.
 #[derive(Debug, Default)]
-pub struct GlobalMemory {
+pub(crate) struct GlobalMemory {
     allocations: HashMap<u64, Vec<u8>>,
     next: u64,
 }
@@ -30,7 +30,7 @@ impl GlobalMemory {
 /// CubeCL's view of it.
 #[derive(Debug, Default)]
 pub struct HostStorage {
-    pub(crate) memory: GlobalMemory,
+    pub(in crate::offline) memory: GlobalMemory,
     numbers: HashMap<StorageId, u64>,
 }
 

@@ -43,12 +43,12 @@ pub(super) fn larger_halves(a: u32, b: u32) -> u32 {
     u32::reinterpret(max(Pair::reinterpret(a), Pair::reinterpret(b)))
 }
 
-/// The power `e ≥ 0` such that scales up to the larger half of `pair` are below `2^e`.
+/// The power `e ≥ −7` such that scales up to the larger half of `pair` are below `2^e`.
 #[cube]
-pub(super) fn power_above(pair: u32) -> u32 {
+pub(super) fn power_above(pair: u32) -> i32 {
     let largest = max(pair & 0xffffu32, pair >> 16u32);
     let exponent = largest >> 10u32;
-    max(exponent, 14u32) - 14u32
+    i32::cast_from(max(exponent, 7u32)) - 14
 }
 
 /// `2^exponent` as f32, for −126 ≤ exponent ≤ 127.
@@ -104,6 +104,6 @@ fn reciprocal(bits: usize, j: usize) -> f32 {
 /// What a sum of products with keys is worth, beside the row's own unit: scales carry `2^(8−b−power)`, codes
 /// `2^(b−24)`.
 #[cube]
-pub(super) fn key_unit(power: u32) -> f32 {
-    power_of_two(i32::cast_from(power) + 16)
+pub(super) fn key_unit(power: i32) -> f32 {
+    power_of_two(power + 16)
 }

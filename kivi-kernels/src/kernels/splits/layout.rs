@@ -5,7 +5,8 @@
 pub enum Routine {
     /// Matrix units: 8 query rows for the price of one.
     Matrix,
-    /// Pairs of halves, chains of 8 products in f16: one to 4 query rows.
+    /// Pairs of halves, chains of 8 products in f16: one to 4 query rows. Such a chain is too coarse
+    /// for 8-bit codes.
     Plane,
 }
 
@@ -45,14 +46,14 @@ pub struct SplitConfig {
 impl SplitConfig {
     /// Why this cannot be compiled, if it cannot.
     pub fn refusal(&self) -> Option<&'static str> {
-        let bits = |bits| matches!(bits, 2 | 4 | 8);
         let plane = self.routine == Routine::Plane;
+        let bits = |bits| matches!(bits, 2 | 4) || bits == 8 && !plane;
         if if plane { !(1..=4).contains(&self.rows) } else { self.rows != 8 } {
             Some("8 query rows on matrix units, 1 to 4 without")
         } else if plane && !matches!(self.head_dim, 64 | 128 | 256) {
             Some("a head_dim of 64, 128 or 256 without matrix units")
         } else if !bits(self.key_bits) || !bits(self.value_bits) {
-            Some("codes of 2, 4 or 8 bits")
+            Some("codes of 2 or 4 bits, or 8 on matrix units")
         } else if !matches!(self.group_size, 32 | 64 | 128) {
             Some("groups of 32, 64 or 128")
         } else if self.head_dim == 0 || !self.head_dim.is_multiple_of(16) || self.head_dim > 256 {

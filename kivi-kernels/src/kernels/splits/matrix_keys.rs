@@ -16,7 +16,7 @@ pub(super) fn bias(
     q: &Array<Pair>,
     zeros: &SharedMemory<Words>,
     bias: &mut SharedMemory<f32>,
-    power: u32,
+    power: i32,
     #[comptime] config: SplitConfig,
 ) {
     let def = cmma::MmaDefinition::<f16, f16, f32>::new(16usize, 8usize, 16usize);
@@ -51,7 +51,7 @@ pub(super) fn bias(
                 b[1] = zero[second];
                 def.execute_inplace(&a, &b, &mut sums);
             }
-            let total = (sums[0] + sums[1]) * Sums::new(power_of_two(-16 - i32::cast_from(power)));
+            let total = (sums[0] + sums[1]) * Sums::new(power_of_two(-16 - power));
             #[unroll]
             for i in 0..2usize {
                 let group = octet * 8 + tig * 2 + i;

@@ -64,7 +64,7 @@ pub(super) fn weighted(
     weights: &SharedMemory<Words>,
     scales: &SharedMemory<Words>,
     zero_sums: &SharedMemory<f32>,
-    power: u32,
+    power: i32,
     rows: usize,
     output: usize,
     sums: &mut Array<Floats>,
@@ -129,7 +129,7 @@ pub(super) fn weighted(
     }
 
     // Scales carried `2^(15−b−power)`, codes `2^(b−24)`.
-    let unit = power_of_two(i32::cast_from(power) + 9);
+    let unit = power_of_two(power + 9);
     #[unroll]
     for column in 0..2usize {
         let row = tig * 2 + column;

@@ -56,7 +56,7 @@ pub(super) fn read_keys(
 
 /// The power of two above all scales of the split.
 #[cube]
-pub(super) fn common_power(largest: &SharedMemory<u32>, #[comptime] config: SplitConfig) -> u32 {
+pub(super) fn common_power(largest: &SharedMemory<u32>, #[comptime] config: SplitConfig) -> i32 {
     let mut scale = 0u32;
     #[unroll]
     for warp in 0..comptime!(config.warps()) {
@@ -74,10 +74,10 @@ pub(super) fn store_keys(
     scales: &mut SharedMemory<Words>,
     zeros: &mut SharedMemory<Words>,
     #[comptime] config: SplitConfig,
-) -> u32 {
+) -> i32 {
     let power = common_power(largest, config);
     let eighths = comptime!(config.head_dim / 8);
-    let top = power_of_two(8 - i32::cast_from(power));
+    let top = power_of_two(8 - power);
     #[unroll]
     for i in 0..comptime!(config.key_items()) {
         let item = UNIT_POS as usize + comptime!(i * 32 * config.warps());
@@ -161,10 +161,11 @@ pub(super) fn store_values(
     scales: &mut SharedMemory<Words>,
     zeros: &mut SharedMemory<Words>,
     #[comptime] config: SplitConfig,
-) -> u32 {
-    let power = common_power(largest, config);
+) -> i32 {
+    // Not below 0: `2^15` is the largest power of two in f16.
+    let power = max(common_power(largest, config), 0i32);
     let groups = comptime!(config.value_groups());
-    let top = power_of_two(15 - i32::cast_from(power));
+    let top = power_of_two(15 - power);
     #[unroll]
     for i in 0..comptime!(config.value_items()) {
         let item = UNIT_POS as usize + comptime!(i * 32 * config.warps());

@@ -19,12 +19,12 @@ pub(super) fn fold(
     folded: &mut SharedMemory<Words>,
     bias: &mut SharedMemory<f32>,
     #[comptime] config: SplitConfig,
-) -> u32 {
+) -> i32 {
     let power = common_power(largest, config);
     let eighths = comptime!(config.head_dim / 8);
     let eighth = UNIT_POS as usize % eighths;
-    let top = power_of_two(8 - i32::cast_from(power));
-    let unit = power_of_two(-16 - i32::cast_from(power));
+    let top = power_of_two(8 - power);
+    let unit = power_of_two(-16 - power);
     #[unroll]
     for row in 0..config.rows {
         let main = query[row * comptime!(config.query_stride()) + eighth];
@@ -34,7 +34,7 @@ pub(super) fn fold(
         #[unroll]
         for k in 0..4usize {
             let (x, y) = (Pair::reinterpret(main[k]), Pair::reinterpret(rest[k]));
-            pairs[k] = x * Pair::new(f16::cast_from(top * undo(eighth, config.key_bits, k)));
+            pairs[k] = x;
             #[unroll]
             for h in 0..2usize {
                 exact[comptime!(2 * k + h)] = (f32::cast_from(x[h]) + f32::cast_from(y[h])) * unit;
@@ -51,7 +51,8 @@ pub(super) fn fold(
                 let words = raw[comptime!(2 * i + k / 2)];
                 let first = words[comptime!(2 * (k % 2))];
                 let second = words[comptime!(2 * (k % 2) + 1)];
-                let scale = Pair::reinterpret(low_halves(first, second));
+                let factor = Pair::new(f16::cast_from(top * undo(eighth, config.key_bits, k)));
+                let scale = Pair::reinterpret(low_halves(first, second)) * factor;
                 products[k] = u32::reinterpret(pairs[k] * scale);
                 let zero = Pair::reinterpret(high_halves(first, second));
                 #[unroll]

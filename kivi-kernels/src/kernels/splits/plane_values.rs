@@ -17,11 +17,11 @@ pub(super) fn fold(
     folded: &mut SharedMemory<Words>,
     zero_sums: &mut SharedMemory<f32>,
     #[comptime] config: SplitConfig,
-) -> u32 {
+) -> i32 {
     let power = common_power(largest, config);
     let groups = comptime!(config.value_groups());
     let stride = comptime!(config.value_stride());
-    let top = power_of_two(15 - i32::cast_from(power));
+    let top = power_of_two(8 - power);
     let group = UNIT_POS as usize % groups;
     #[unroll]
     for row in 0..config.rows {
@@ -40,7 +40,9 @@ pub(super) fn fold(
                     let pair = Pair::reinterpret(p[k]);
                     let factor = Pair::new(f16::cast_from(top * undo(run, config.value_bits, k)));
                     let scale = Pair::reinterpret(low_halves(first, second)) * factor;
-                    products[k] = u32::reinterpret(pair * scale);
+                    // The other half of the exponent, which f16 has no power of two for.
+                    let weight = pair * Pair::new(f16::new(128.0));
+                    products[k] = u32::reinterpret(weight * scale);
                     let zero = Pair::reinterpret(high_halves(first, second));
                     #[unroll]
                     for h in 0..2usize {
@@ -73,7 +75,7 @@ pub(super) fn weighted(
     head: usize,
     folded: &SharedMemory<Words>,
     zero_sums: &SharedMemory<f32>,
-    power: u32,
+    power: i32,
     rows: usize,
     output: usize,
     sums: &mut Array<Floats>,
@@ -147,7 +149,7 @@ pub(super) fn weighted(
     }
     sync_cube();
     // Scales carried `2^(15−b−power)`, codes `2^(b−24)`.
-    let unit = power_of_two(i32::cast_from(power) + 9);
+    let unit = power_of_two(power + 9);
     #[unroll]
     for round in 0..comptime!(config.rows.div_ceil(4)) {
         let row = quarter + comptime!(4 * round);
