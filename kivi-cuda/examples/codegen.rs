@@ -1,21 +1,73 @@
-//! x
-use kivi_cuda::offline::*;
-fn main() {
-    let tools = Toolchain::open(std::path::Path::new("target/cuda-tools")).unwrap();
-    std::fs::create_dir_all("target/codegen").unwrap();
-    for p in problems() { for a in Architecture::ALL {
-        for r in record(a, &*p.launch).unwrap() {
-            let base = format!("target/codegen/{}_{a}", p.name.replace([',',' '], "_"));
-            std::fs::write(format!("{base}.cu"), &r.source).unwrap();
-            let m = tools.assemble(&r.source, a).unwrap();
-            std::fs::write(format!("{base}.ptx"), &m.ptx).unwrap();
-            std::fs::write(format!("{base}.sass"), &m.machine_code).unwrap();
-            println!("{} {a}: regs {} spill {} stack {} smem {}+{} threads {}", p.name, m.registers, m.spill_bytes, m.stack_bytes, m.shared_bytes, r.shared_bytes, r.threads());
-            for l in code_loops(&m.machine_code, p.bits).unwrap() {
-                println!("   {} instr {} codes = {:.3}  hmma {} ldg {}/{} {:?}", l.instructions, l.codes, f64::from(l.instructions)/f64::from(l.codes), l.matrix_products, l.wide_loads, l.narrow_loads, l.opcodes);
-            }
-            let total = m.machine_code.lines().filter(|l| l.trim_start().starts_with("/*0") && l.contains(';')).count();
-            println!("   total static {total}");
+//! Compiles the kernels for NVIDIA devices and reports what they became: `cargo xtask codegen` runs
+//! this with the tools that it installs.
+//!
+//! `codegen TOOLS FOLDER [--arch sm_80,sm_90] [--write PAGE DATA | --check PAGE DATA]`
+
+use kivi_cuda::offline::{Architecture, Report, Toolchain, problems};
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
         }
-    } }
+    }
+}
+
+fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
+    let (tools, folder, mut options) = match arguments {
+        [tools, folder, options @ ..] => (Path::new(tools), Path::new(folder), options),
+        _ => return Err("codegen TOOLS FOLDER [--arch …] [--write PAGE DATA | --check …]".into()),
+    };
+    let mut architectures = Architecture::ALL.to_vec();
+    if let ["--arch", names, rest @ ..] = options {
+        architectures = names.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        options = rest;
+    }
+    let report = Report::make(&problems(), &architectures, &Toolchain::open(tools)?, folder)?;
+    for kernel in &report.kernels {
+        print!(
+            "{:<52} {:>6}: {:>3} registers",
+            kernel.problem, kernel.architecture, kernel.registers
+        );
+        for l in &kernel.loops {
+            print!(", {} {:.3}", l.name, l.per_code());
+        }
+        println!();
+    }
+    println!("sources, PTX and machine code are in {}", folder.display());
+    let complaints = report.complaints();
+    if !complaints.is_empty() {
+        return Err(complaints.join("; ").into());
+    }
+    match options {
+        [] => Ok(()),
+        ["--write", page, data] => {
+            std::fs::write(page, report.page())?;
+            std::fs::write(data, report.data()?)?;
+            Ok(())
+        }
+        ["--check", page, data] => {
+            check(page, &report.page())?;
+            check(data, &report.data()?)
+        }
+        _ => Err(format!("unknown arguments: {}", options.join(" ")).into()),
+    }
+}
+
+/// An error that shows the first line that differs.
+fn check(file: &str, text: &str) -> Result<(), Box<dyn Error>> {
+    let committed = std::fs::read_to_string(file)?;
+    if committed == text {
+        return Ok(());
+    }
+    let differ = committed.lines().zip(text.lines()).find(|(old, new)| old != new);
+    let (old, new) = differ.unwrap_or(("(another number of lines)", ""));
+    Err(format!("{file} is stale; run `cargo xtask codegen --write`\n- {old}\n+ {new}").into())
 }

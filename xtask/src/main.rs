@@ -2,6 +2,7 @@
 
 mod cargo;
 mod cli_page;
+mod codegen;
 mod docs;
 mod emulated;
 mod peers;
@@ -39,6 +40,8 @@ enum Command {
     },
     /// Run the CPU backend's tests on an emulated Arm processor
     Emulated,
+    /// Compile the GPU kernels for NVIDIA devices, report their machine code and emulate it
+    Codegen(codegen::Codegen),
     /// Fetch the default model into the cache folder
     FetchModel,
     /// Measure kivi beside llama.cpp, which is fetched and compiled for it
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Emulated => {
             report.step("emulated Arm processor", emulated::arm);
         }
+        Command::Codegen(codegen) => codegen.run(&mut report),
         Command::FetchModel => {
             report.step("build", cargo::build_kivi);
             report.step("default model", smoke::fetch);
@@ -80,6 +84,7 @@ fn test(report: &mut Report, no_model: bool) {
     report.step("tests and doctests", cargo::test);
     report.step("command-line page", || cli_page::run(false));
     report.step("emulated Arm processor", emulated::arm);
+    codegen::check(report);
     if !no_model {
         smoke_test(report);
     }

@@ -13,14 +13,24 @@ pub(crate) fn root() -> &'static Path {
 
 /// The `kivi` binary of the release profile: it lies beside this one.
 pub(crate) fn kivi() -> Result<PathBuf, Problem> {
-    let own = std::env::current_exe()
-        .map_err(|error| Problem::failed(format!("cannot find the target directory: {error}")))?;
-    let kivi = own.with_file_name(format!("kivi{}", std::env::consts::EXE_SUFFIX));
+    let kivi = kivi_path()?;
     if kivi.is_file() {
         Ok(kivi)
     } else {
         Err(Problem::failed("the kivi binary has not been built"))
     }
+}
+
+fn kivi_path() -> Result<PathBuf, Problem> {
+    let own = std::env::current_exe()
+        .map_err(|error| Problem::failed(format!("cannot find the target directory: {error}")))?;
+    Ok(own.with_file_name(format!("kivi{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// The target directory, where this program was built to.
+pub(crate) fn target() -> Result<PathBuf, Problem> {
+    let kivi = kivi_path()?;
+    Ok(kivi.parent().and_then(Path::parent).unwrap_or(root()).to_owned())
 }
 
 /// A program started in the root of the workspace, with its command line printed.

@@ -99,7 +99,15 @@ impl<'a> Block<'a> {
         };
         // Shared memory, too, is NaN until it is written.
         let shared = vec![0xff; grid.shared_bytes];
-        Self { program, grid, index, parameters, global, shared, threads: ids.map(thread).collect() }
+        Self {
+            program,
+            grid,
+            index,
+            parameters,
+            global,
+            shared,
+            threads: ids.map(thread).collect(),
+        }
     }
 
     fn run(&mut self, budget: &mut u64) -> Result<(), CodegenError> {
@@ -171,17 +179,19 @@ impl<'a> Block<'a> {
                     // A packed result goes to several registers, lowest bits first.
                     let width = compute.result_bits(instruction.destinations.len());
                     for (i, &register) in instruction.destinations.iter().enumerate() {
-                        thread.registers[register] = arithmetic::field(result, i as u32 * width, width);
+                        thread.registers[register] =
+                            arithmetic::field(result, i as u32 * width, width);
                     }
                     thread.next += 1;
                 }
                 Operation::Pack => {
                     let width = 64 / instruction.sources.len() as u32;
                     let width = if instruction.narrow { width / 2 } else { width };
-                    let packed = instruction.sources.iter().enumerate().fold(0, |packed, (i, part)| {
-                        let part = arithmetic::field(self.value(index, *part), 0, width);
-                        packed | part << (i as u32 * width)
-                    });
+                    let packed =
+                        instruction.sources.iter().enumerate().fold(0, |packed, (i, part)| {
+                            let part = arithmetic::field(self.value(index, *part), 0, width);
+                            packed | part << (i as u32 * width)
+                        });
                     let thread = &mut self.threads[index];
                     thread.registers[instruction.destinations[0]] = packed;
                     thread.next += 1;

@@ -33,7 +33,16 @@ pub struct CodeLoop {
     pub narrow_loads: u32,
 }
 
-/// The loops of a disassembly that unpack codes of `bits` bits, in the order of the code.
+/// What [`inspect`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineCode {
+    /// The loops that unpack codes, in the order of the code.
+    pub loops: Vec<CodeLoop>,
+    /// Instructions outside of them, without padding: what a thread executes once, at most.
+    pub outside: u32,
+}
+
+/// The loops of a disassembly that unpack codes of `bits` bits, and what is outside of them.
 ///
 /// A code is counted where a word is masked: an immediate of one field of `bits` ones, or two
 /// fields 16 bits apart, which a pair of halves has. So a loop that the compiler unrolled counts
@@ -43,7 +52,7 @@ pub struct CodeLoop {
 /// # Errors
 ///
 /// [`CodegenError::Unreadable`] if there are no instructions.
-pub fn code_loops(disassembly: &str, bits: u32) -> Result<Vec<CodeLoop>, CodegenError> {
+pub fn inspect(disassembly: &str, bits: u32) -> Result<MachineCode, CodegenError> {
     let (instructions, labels) = parse(disassembly);
     if instructions.is_empty() {
         let what = "nvdisasm: no instructions".to_owned();
@@ -71,12 +80,20 @@ pub fn code_loops(disassembly: &str, bits: u32) -> Result<Vec<CodeLoop>, Codegen
     outermost.sort_unstable();
     outermost.dedup();
 
-    let counted = outermost.into_iter().map(|(start, end)| {
+    let all = instructions.iter().filter(|i| i.opcode() != "NOP").count();
+    let mut code =
+        MachineCode { loops: Vec::new(), outside: u32::try_from(all).unwrap_or(u32::MAX) };
+    for (start, end) in outermost {
         let body: Vec<_> =
             instructions.iter().filter(|i| (start..=end).contains(&i.address)).collect();
-        count(&body, bits)
-    });
-    Ok(counted.filter(|counted| counted.codes > 0).collect())
+        let counted = count(&body, bits);
+        if counted.codes > 0 {
+            let padding = counted.opcodes.get("NOP").copied().unwrap_or(0);
+            code.outside -= counted.instructions - padding;
+            code.loops.push(counted);
+        }
+    }
+    Ok(code)
 }
 
 fn count(body: &[&Instruction], bits: u32) -> CodeLoop {
@@ -185,14 +202,16 @@ mod tests {
 
     #[test]
     fn loops_and_masks() {
-        let loops = code_loops(TEXT, 2).unwrap();
+        let code = inspect(TEXT, 2).unwrap();
+        let loops = code.loops;
         assert_eq!(loops.len(), 1, "the copy behind the exit does not count");
         assert_eq!(loops[0].instructions, 7);
         assert_eq!(loops[0].codes, 4);
         assert_eq!(loops[0].matrix_products, 1);
         assert_eq!((loops[0].wide_loads, loops[0].narrow_loads), (1, 0));
         assert_eq!(loops[0].opcodes["LOP3"], 3);
-        assert!(code_loops(TEXT, 4).unwrap().is_empty());
-        assert!(code_loops("", 2).is_err());
+        assert_eq!(code.outside, 13 - 7);
+        assert!(inspect(TEXT, 4).unwrap().loops.is_empty());
+        assert!(inspect("", 2).is_err());
     }
 }

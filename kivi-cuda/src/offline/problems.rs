@@ -12,6 +12,8 @@ pub struct Problem {
     pub bits: u32,
     /// Elements of a group.
     pub group_size: u32,
+    /// Codes that a thread unpacks in one launch, all loops together.
+    pub codes_per_thread: u32,
     /// The loops that unpack codes, in the order of the code: of the one kernel that has any.
     pub loops: &'static [&'static str],
     /// Runs the launch code; may launch several kernels.
@@ -26,7 +28,7 @@ pub fn problems() -> Vec<Problem> {
         (Routine::Matrix, 8, 4, 128),
         (Routine::Plane, 1, 2, 128),
         (Routine::Plane, 1, 2, 64),
-        (Routine::Plane, 4, 2, 128),
+        (Routine::Plane, 2, 2, 128),
     ];
     cases.map(|(routine, rows, bits, head_dim)| split(routine, rows, bits, head_dim)).into()
 }
@@ -44,6 +46,10 @@ fn split(routine: Routine, rows: usize, bits: usize, head_dim: usize) -> Problem
         page_tokens: 64,
         split_tokens: 512,
         soft_cap: false,
+    };
+    let name = match routine {
+        Routine::Matrix => "matrix units",
+        Routine::Plane => "pairs of halves",
     };
     let launch = move |client: &ComputeClient<Recorder>| {
         let words = |count: usize| client.empty(count * 4);
@@ -68,9 +74,11 @@ fn split(routine: Routine, rows: usize, bits: usize, head_dim: usize) -> Problem
         unsafe { splits::attend(client, &attention, config) }.map_err(str::to_owned)
     };
     Problem {
-        name: format!("{routine:?}, rows {rows}, {bits} bits, head_dim {head_dim}"),
+        name: format!("{name}, rows: {rows}, bits: {bits}, head_dim: {head_dim}"),
         bits: bits as u32,
         group_size: 32,
+        // Keys and values of a split; a warp per 32 channels.
+        codes_per_thread: 2 * 512,
         loops: &["keys", "values"],
         launch: Box::new(launch),
     }

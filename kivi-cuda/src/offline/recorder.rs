@@ -322,11 +322,8 @@ impl RecorderServer {
             let ptx = tools.ptx(&kernel.source, *architecture).map_err(|e| e.to_string())?;
             compiled.insert(kernel.source.clone(), ptx);
         }
-        let grid = Grid {
-            blocks: [x, y, z],
-            threads: kernel.block,
-            shared_bytes: kernel.shared_bytes,
-        };
+        let grid =
+            Grid { blocks: [x, y, z], threads: kernel.block, shared_bytes: kernel.shared_bytes };
         let ptx = &compiled[&kernel.source];
         emulator::run(ptx, grid, &pointers, &info.data, &mut storage.memory)
             .map_err(|error| format!("{}: {error}", kernel.entry))

@@ -14,7 +14,14 @@ struct Errors {
     output: f64,
 }
 
-fn run(routine: Routine, shape: Shape, lengths: &[usize], rows: usize, query_size: f32, window: Option<usize>) -> Option<Errors> {
+fn run(
+    routine: Routine,
+    shape: Shape,
+    lengths: &[usize],
+    rows: usize,
+    query_size: f32,
+    window: Option<usize>,
+) -> Option<Errors> {
     let client = client()?;
     let mut random = Random::new(1);
     let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -47,8 +54,7 @@ fn run(routine: Routine, shape: Shape, lengths: &[usize], rows: usize, query_siz
         sequences.push(pages);
     }
     let count = lengths.len() * heads * rows * width;
-    let queries: Vec<f32> =
-        (0..count).map(|_| random.uniform(-query_size, query_size)).collect();
+    let queries: Vec<f32> = (0..count).map(|_| random.uniform(-query_size, query_size)).collect();
     let tokens: Vec<u32> = lengths.iter().map(|&tokens| tokens as u32).collect();
     // Rows see different stretches.
     let visible = |sequence: usize, row: usize| match window {
@@ -162,7 +168,7 @@ fn matrix_two_bits() {
 fn single_logits() {
     for from in [0, 301, 610] {
         check(run(MATRIX, shape(2, 128, 32), &[1120], 8, 4.0, Some(from)));
-        check(run(PLANE, shape(2, 128, 32), &[1120], 4, 4.0, Some(from)));
+        check(run(PLANE, shape(2, 128, 32), &[1120], 2, 4.0, Some(from)));
     }
 }
 
@@ -180,12 +186,12 @@ fn matrix_other_shapes() {
 #[test]
 fn plane() {
     check(run(PLANE, shape(2, 128, 32), &[1120, 96], 1, 1.0, None));
-    check(run(PLANE, shape(2, 64, 32), &[544], 3, 1.0, None));
+    check(run(PLANE, shape(2, 64, 32), &[544], 2, 1.0, None));
     check(run(PLANE, shape(2, 256, 32), &[256], 1, 1.0, None));
     check(run(PLANE, shape(4, 128, 64), &[640], 2, 1.0, None));
     check(run(PLANE, shape(4, 64, 128), &[256], 1, 1.0, None));
     let mixed = Shape { key_bits: 4, value_bits: 2, ..shape(2, 128, 32) };
-    check(run(PLANE, mixed, &[128], 4, 1.0, None));
+    check(run(PLANE, mixed, &[128], 2, 1.0, None));
 }
 
 /// Scales from the smallest to nearly the largest f16: nothing overflows, nothing is lost.

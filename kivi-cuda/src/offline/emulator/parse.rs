@@ -30,8 +30,14 @@ pub(super) enum Operation {
     Shuffle(ShuffleMode),
     /// `mma.m16n8k16`.
     Matrix,
-    Load { space: Space, bytes: usize },
-    Store { space: Space, bytes: usize },
+    Load {
+        space: Space,
+        bytes: usize,
+    },
+    Store {
+        space: Space,
+        bytes: usize,
+    },
     Compute(Compute),
     /// Several sources to one register.
     Pack,
@@ -142,9 +148,16 @@ pub(super) fn program(ptx: &str) -> Result<Program, CodegenError> {
     // The closing brace of a vector operand was cut off where it ended the statement.
     let statements: Vec<String> = statements
         .into_iter()
-        .map(|s| if s.matches('{').count() > s.matches('}').count() { format!("{s}}}") } else { s.into() })
+        .map(|s| {
+            if s.matches('{').count() > s.matches('}').count() {
+                format!("{s}}}")
+            } else {
+                s.into()
+            }
+        })
         .collect();
-    let mut owned = Names { labels: names.labels, parameters: names.parameters, ..Names::default() };
+    let mut owned =
+        Names { labels: names.labels, parameters: names.parameters, ..Names::default() };
     let instructions: Result<Vec<_>, _> =
         statements.iter().map(|statement| instruction(statement, &mut owned)).collect();
     Ok(Program { instructions: instructions?, registers: owned.registers.len(), layout })
@@ -204,7 +217,8 @@ fn instruction<'a>(text: &'a str, names: &mut Names<'a>) -> Result<Instruction, 
     };
 
     let type_bytes = || {
-        let bits: Option<usize> = parts.last().and_then(|t| t.get(1..)).and_then(|b| b.parse().ok());
+        let bits: Option<usize> =
+            parts.last().and_then(|t| t.get(1..)).and_then(|b| b.parse().ok());
         bits.map(|bits| bits / 8).filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8))
     };
     let space = || match parts.get(1) {
@@ -225,10 +239,12 @@ fn instruction<'a>(text: &'a str, names: &mut Names<'a>) -> Result<Instruction, 
             return Ok(made);
         }
         "ld" => {
-            made.operation = Operation::Load { space: space(), bytes: type_bytes().ok_or_else(unknown)? };
+            made.operation =
+                Operation::Load { space: space(), bytes: type_bytes().ok_or_else(unknown)? };
         }
         "st" => {
-            made.operation = Operation::Store { space: space(), bytes: type_bytes().ok_or_else(unknown)? };
+            made.operation =
+                Operation::Store { space: space(), bytes: type_bytes().ok_or_else(unknown)? };
         }
         "shfl" => {
             made.operation = Operation::Shuffle(match parts.get(2) {

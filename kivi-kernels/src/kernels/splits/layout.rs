@@ -5,8 +5,8 @@
 pub enum Routine {
     /// Matrix units: 8 query rows for the price of one.
     Matrix,
-    /// Pairs of halves, chains of 8 products in f16: one to 4 query rows. Such a chain is too coarse
-    /// for 8-bit codes.
+    /// Pairs of halves, chains of 8 products in f16: 1 or 2 query rows; registers spill with more. Such
+    /// a chain is too coarse for 8-bit codes.
     Plane,
 }
 
@@ -23,7 +23,7 @@ pub enum Routine {
 pub struct SplitConfig {
     /// How codes are multiplied.
     pub routine: Routine,
-    /// Query rows: 8 with [`Routine::Matrix`], 1 to 4 with [`Routine::Plane`].
+    /// Query rows: 8 with [`Routine::Matrix`], 1 or 2 with [`Routine::Plane`].
     pub rows: usize,
     /// 2, 4 or 8.
     pub key_bits: usize,
@@ -48,8 +48,8 @@ impl SplitConfig {
     pub fn refusal(&self) -> Option<&'static str> {
         let plane = self.routine == Routine::Plane;
         let bits = |bits| matches!(bits, 2 | 4) || bits == 8 && !plane;
-        if if plane { !(1..=4).contains(&self.rows) } else { self.rows != 8 } {
-            Some("8 query rows on matrix units, 1 to 4 without")
+        if if plane { !matches!(self.rows, 1 | 2) } else { self.rows != 8 } {
+            Some("8 query rows on matrix units, 1 or 2 without")
         } else if plane && !matches!(self.head_dim, 64 | 128 | 256) {
             Some("a head_dim of 64, 128 or 256 without matrix units")
         } else if !bits(self.key_bits) || !bits(self.value_bits) {

@@ -2,7 +2,7 @@
 
 use super::fragments::{codes, power_of_two};
 use super::queries::load_pairs;
-use super::{SplitConfig, Pair, Sums, Words};
+use super::{Pair, SplitConfig, Sums, Words};
 use cubecl::prelude::*;
 use half::f16;
 

@@ -1,7 +1,7 @@
 //! Weighted sums of packed values on matrix units.
 
 use super::fragments::{chunk_pairs, codes, power_of_two};
-use super::{Floats, SplitConfig, Pair, Sums, Words};
+use super::{Floats, Pair, SplitConfig, Sums, Words};
 use cubecl::prelude::*;
 use half::f16;
 

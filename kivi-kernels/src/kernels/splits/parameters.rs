@@ -189,4 +189,3 @@ pub(super) fn store_values(
     }
     power
 }
-

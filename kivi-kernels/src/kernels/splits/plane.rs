@@ -25,4 +25,3 @@ pub(super) fn warp_sum(value: f32) -> f32 {
     }
     sum
 }
-

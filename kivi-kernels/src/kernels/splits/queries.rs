@@ -2,7 +2,7 @@
 
 use super::fragments::{chunk_pairs, power_of_two};
 use super::plane::warp_max;
-use super::{Floats, SplitConfig, Pair, Words};
+use super::{Floats, Pair, SplitConfig, Words};
 use cubecl::prelude::*;
 use half::f16;
 

@@ -1,7 +1,7 @@
 //! From logits to weights, in shared memory.
 
 use super::plane::{warp_max, warp_sum};
-use super::{SplitConfig, Pair, Words};
+use super::{Pair, SplitConfig, Words};
 use cubecl::prelude::*;
 use half::f16;
 
