@@ -38,7 +38,8 @@ pub struct CodeLoop {
 pub struct MachineCode {
     /// The loops that unpack codes, in the order of the code.
     pub loops: Vec<CodeLoop>,
-    /// Instructions outside of them, without padding: what a thread executes once, at most.
+    /// Instructions outside of them, without padding, up to the end of the kernel proper: what a
+    /// thread executes once, at most.
     pub outside: u32,
 }
 
@@ -80,9 +81,14 @@ pub fn inspect(disassembly: &str, bits: u32) -> Result<MachineCode, CodegenError
     outermost.sort_unstable();
     outermost.dedup();
 
-    let all = instructions.iter().filter(|i| i.opcode() != "NOP").count();
-    let mut code =
-        MachineCode { loops: Vec::new(), outside: u32::try_from(all).unwrap_or(u32::MAX) };
+    // Behind the last exit are copies for divergent warps.
+    let last = outermost.last().map_or(0, |&(_, end)| end);
+    let end = instructions.iter().find(|i| i.address > last && i.text == "EXIT");
+    let end = end.map_or(u64::MAX, |exit| exit.address);
+    let proper = |i: &&Instruction| i.opcode() != "NOP" && i.address <= end;
+    let all = instructions.iter().filter(proper).count();
+    let outside = u32::try_from(all).unwrap_or(u32::MAX);
+    let mut code = MachineCode { loops: Vec::new(), outside };
     for (start, end) in outermost {
         let body: Vec<_> =
             instructions.iter().filter(|i| (start..=end).contains(&i.address)).collect();
@@ -210,7 +216,7 @@ mod tests {
         assert_eq!(loops[0].matrix_products, 1);
         assert_eq!((loops[0].wide_loads, loops[0].narrow_loads), (1, 0));
         assert_eq!(loops[0].opcodes["LOP3"], 3);
-        assert_eq!(code.outside, 13 - 7);
+        assert_eq!(code.outside, 3, "two before, the exit behind");
         assert!(inspect(TEXT, 4).unwrap().loops.is_empty());
         assert!(inspect("", 2).is_err());
     }

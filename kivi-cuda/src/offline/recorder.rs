@@ -332,7 +332,7 @@ impl RecorderServer {
 
 /// An error of a kernel, as CubeCL reports those of a device.
 fn failed(message: String) -> ServerError {
-    IoError::Unknown { description: message, backtrace: Default::default() }.into()
+    ServerError::Generic { reason: message, backtrace: Default::default() }
 }
 
 impl ServerCommunication for RecorderServer {

@@ -97,7 +97,8 @@ fn attend_split(
     }
 
     let mut bases = SharedMemory::<u32>::new(comptime!(config.split_pages()));
-    let mut query = SharedMemory::<Words>::new(comptime!(2 * config.rows * config.query_stride()));
+    let mut query =
+        SharedMemory::<Words>::new(comptime!(2 * config.rows * config.channel_stride()));
     let mut units = SharedMemory::<f32>::new(config.rows);
     let mut largest = SharedMemory::<u32>::new(comptime!(config.warps()));
     let mut scales = SharedMemory::<Words>::new(comptime!(config.parameter_words()));
@@ -154,6 +155,7 @@ fn attend_split(
         visible,
         sequence,
         first,
+        tokens_left,
         rows,
         output,
         extremes,

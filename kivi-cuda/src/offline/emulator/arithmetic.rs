@@ -11,6 +11,7 @@ enum Type {
     Half,
     Halves,
     Float,
+    Double,
     Predicate,
 }
 
@@ -21,6 +22,7 @@ impl Type {
             "f16" => Self::Half,
             "f16x2" => Self::Halves,
             "f32" => Self::Float,
+            "f64" => Self::Double,
             "pred" => Self::Predicate,
             _ if name.starts_with('b') => Self::Bits(bits()?),
             _ if name.starts_with('u') => Self::Unsigned(bits()?),
@@ -34,6 +36,7 @@ impl Type {
             Self::Bits(bits) | Self::Unsigned(bits) | Self::Signed(bits) => bits,
             Self::Half => 16,
             Self::Halves | Self::Float => 32,
+            Self::Double => 64,
             Self::Predicate => 1,
         }
     }
@@ -241,7 +244,8 @@ pub(super) fn evaluate(compute: Compute, sources: [u64; 4]) -> u64 {
                 _ => integer(kind, x, y, z, bits),
             }
         }
-        Type::Predicate => a,
+        // Constants are converted from f64, nothing else.
+        Type::Double | Type::Predicate => a,
     }
 }
 
@@ -306,12 +310,14 @@ fn convert(a: u64, b: u64, from: Type, to: Type) -> u64 {
     let value = match from {
         Type::Half => f16::from_bits(a as u16).to_f64(),
         Type::Float => f64::from(f32::from_bits(a as u32)),
+        Type::Double => f64::from_bits(a),
         Type::Signed(bits) => signed(a, bits) as f64,
         _ => field(a, 0, from.bits()) as f64,
     };
     match (from, to) {
         (_, Type::Half) => f16::from_f64(value).to_bits().into(),
         (_, Type::Float) => (value as f32).to_bits().into(),
+        (_, Type::Double) => value.to_bits(),
         (Type::Half | Type::Float, Type::Signed(bits)) => field(value as i64 as u64, 0, bits),
         (Type::Half | Type::Float, _) => field(value as u64, 0, to.bits()),
         (Type::Signed(bits), _) => field(signed(a, bits) as u64, 0, to.bits()),

@@ -57,25 +57,31 @@ pub(super) fn power_of_two(exponent: i32) -> f32 {
     f32::reinterpret(u32::cast_from(exponent + 127) << 23u32)
 }
 
-/// Pairs `chunk * pairs ..` of a row of pairs that begins at the 128-bit word `at`.
+/// The pairs of chunk `chunk + offset` of a row of pairs that begins at the 128-bit word `at`.
+///
+/// `at` is a multiple of the row's stride, and `chunk` has no bit of `offset`, so that offsets can
+/// be added without carry; `swizzle` is the row modulo 8 where rows are swizzled, else 0.
 #[cube]
 pub(super) fn chunk_pairs(
     rows: &SharedMemory<Words>,
     at: usize,
     chunk: usize,
+    swizzle: usize,
     words: &mut Array<u32>,
+    #[comptime] offset: usize,
     #[comptime] pairs: usize,
 ) {
     if comptime!(pairs == 2) {
         // 8 bits: two chunks share 128 bits.
-        let both = rows[at + chunk / 2];
+        let both = rows[(at + chunk / 2) ^ swizzle ^ comptime!(offset / 2)];
         let odd = chunk % 2 == 1;
         words[0] = select(odd, both[2], both[0]);
         words[1] = select(odd, both[3], both[1]);
     } else {
+        let first = (at + chunk * comptime!(pairs / 4)) ^ swizzle;
         #[unroll]
         for i in 0..comptime!(pairs / 4) {
-            let four = rows[at + chunk * comptime!(pairs / 4) + i];
+            let four = rows[first ^ comptime!(offset * pairs / 4 + i)];
             #[unroll]
             for k in 0..4usize {
                 words[comptime!(4 * i + k)] = four[k];

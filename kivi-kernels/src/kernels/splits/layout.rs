@@ -146,30 +146,29 @@ impl SplitConfig {
         self.page_tokens / self.value_word()
     }
 
-    /// 128-bit words from one row of folded queries to the next, and likewise below; one more than
-    /// needed, so that lanes which read different rows meet different banks.
-    pub(super) fn query_stride(&self) -> usize {
-        self.head_dim / 8 + 1
+    /// 128-bit words from one row of channels to the next in shared memory. This and the strides
+    /// below are powers of two, from 8 on, so that constant parts of an index meet no carry and
+    /// become offsets of instructions. Where lanes read different rows, row `r` holds word `i` at
+    /// `i ^ (r mod 8)`: they then meet different banks.
+    pub(super) fn channel_stride(&self) -> usize {
+        (self.head_dim / 8).next_power_of_two().max(8)
     }
 
-    /// Of folded scales of keys no padding: all lanes of a row read the same words.
-    pub(super) fn scale_stride(&self) -> usize {
-        self.head_dim / 8
+    /// From one row of tokens to the next: pairs.
+    pub(super) fn token_stride(&self) -> usize {
+        self.split_tokens / 8
     }
 
-    pub(super) fn value_stride(&self) -> usize {
-        self.split_tokens / 8 + 1
-    }
-
+    /// From one row of logits, or of the weights in their place, to the next.
     pub(super) fn logit_stride(&self) -> usize {
-        self.split_tokens / 4 + 1
+        self.split_tokens / 4
     }
 
     /// 128-bit words of shared memory for scales or zeros of a split, keys' or values'; of folded
     /// operands with [`Routine::Plane`].
     pub(super) fn parameter_words(&self) -> usize {
-        let keys = self.split_groups() * self.query_stride();
-        let one = keys.max(self.value_groups() * self.value_stride());
+        let keys = self.split_groups() * self.channel_stride();
+        let one = keys.max(self.value_groups() * self.token_stride());
         if self.routine == Routine::Plane { one * self.rows } else { one }
     }
 

@@ -30,11 +30,11 @@ pub(super) fn bias(
         let octet = warp + comptime!(round * config.warps());
         if octet < comptime!(groups.div_ceil(8)) {
             let mut rest = Array::<Pair>::new(comptime!(config.key_pairs()));
-            let stride = comptime!(config.query_stride());
-            load_pairs(query, (config.rows + gid) * stride, &mut rest, true, config);
+            let stride = comptime!(config.channel_stride());
+            load_pairs(query, (config.rows + gid) * stride, gid, &mut rest, true, config);
             let mut zero = Array::<Pair>::new(comptime!(config.key_pairs()));
             let group = min(octet * 8 + gid, comptime!(groups - 1));
-            load_pairs(zeros, group * stride, &mut zero, false, config);
+            load_pairs(zeros, group * stride, group % 8, &mut zero, false, config);
             let mut sums = Array::<Sums>::new(2usize);
             sums[0] = Sums::new(0.0);
             sums[1] = Sums::new(0.0);
@@ -110,7 +110,8 @@ pub(super) fn logits(
             }
         }
         let mut b = Array::<Pair>::new(comptime!(config.key_pairs()));
-        load_pairs(scales, group * comptime!(config.scale_stride()), &mut b, false, config);
+        let row = group * comptime!(config.channel_stride());
+        load_pairs(scales, row, 0usize, &mut b, false, config);
         #[unroll]
         for i in 0..comptime!(config.key_pairs()) {
             b[i] = q[i] * b[i];
@@ -148,7 +149,7 @@ pub(super) fn logits(
                     def.execute_inplace(&second, &columns, &mut odd);
                 }
             }
-            let at = group * comptime!(config.group_size / 4) + comptime!(8 * tile) + gid;
+            let at = group * comptime!(config.group_size / 4) + comptime!(8 * tile);
             #[unroll]
             for column in 0..2usize {
                 let mut four = Words::empty();
@@ -156,7 +157,8 @@ pub(super) fn logits(
                 four[1] = u32::reinterpret(even[1][column]);
                 four[2] = u32::reinterpret(odd[0][column]);
                 four[3] = u32::reinterpret(odd[1][column]);
-                logits[(tig * 2 + column) * stride + at] = four;
+                let row = tig * 2 + column;
+                logits[row * stride + (gid ^ row) + at] = four;
             }
         }
         group += comptime!(config.warps());

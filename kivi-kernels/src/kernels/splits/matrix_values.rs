@@ -27,10 +27,12 @@ pub(super) fn zero_terms(
     let mut step = warp;
     while step < steps {
         let row = step * 4 + tig;
+        let at = gid * comptime!(config.logit_stride());
         let mut p = Array::<u32>::new(pairs);
-        chunk_pairs(weights, gid * comptime!(config.logit_stride()), row, &mut p, pairs);
+        chunk_pairs(weights, at, row, gid, &mut p, 0usize, pairs);
         let mut z = Array::<u32>::new(pairs);
-        chunk_pairs(zeros, group * comptime!(config.value_stride()), row, &mut z, pairs);
+        let at = group * comptime!(config.token_stride());
+        chunk_pairs(zeros, at, row, group, &mut z, 0usize, pairs);
         #[unroll]
         for half in 0..comptime!(pairs / 2) {
             let (first, second) = (comptime!(2 * half), comptime!(2 * half + 1));
@@ -102,12 +104,15 @@ pub(super) fn weighted(
         }
         #[unroll]
         for i in 0..2usize {
-            let row = (pair * 2 + i) * 4 + tig;
             let word = words[i];
+            let row = pair * 8 + tig;
+            let offset = comptime!(4 * i);
             let mut p = Array::<u32>::new(pairs);
-            chunk_pairs(weights, gid * comptime!(config.logit_stride()), row, &mut p, pairs);
+            let at = gid * comptime!(config.logit_stride());
+            chunk_pairs(weights, at, row, gid, &mut p, offset, pairs);
             let mut s = Array::<u32>::new(pairs);
-            chunk_pairs(scales, group * comptime!(config.value_stride()), row, &mut s, pairs);
+            let at = group * comptime!(config.token_stride());
+            chunk_pairs(scales, at, row, 0usize, &mut s, offset, pairs);
             #[unroll]
             for half in 0..comptime!(pairs / 2) {
                 let mut columns = Array::<Pair>::new(2usize);

@@ -96,8 +96,9 @@ pub(super) fn store_keys(
                 scale[k] = u32::reinterpret(folded);
                 zero[k] = high_halves(first, second);
             }
-            scales[group * comptime!(config.scale_stride()) + eighth] = scale;
-            zeros[group * comptime!(config.query_stride()) + eighth] = zero;
+            let at = group * comptime!(config.channel_stride());
+            scales[at + eighth] = scale;
+            zeros[at + (eighth ^ (group % 8))] = zero;
         }
     }
     power
@@ -182,9 +183,10 @@ pub(super) fn store_values(
                 scale[k] = u32::reinterpret(folded);
                 zero[k] = high_halves(first, second);
             }
-            let at = item % groups * comptime!(config.value_stride()) + run;
-            scales[at] = scale;
-            zeros[at] = zero;
+            let group = item % groups;
+            let at = group * comptime!(config.token_stride());
+            scales[at + run] = scale;
+            zeros[at + (run ^ group)] = zero;
         }
     }
     power

@@ -27,8 +27,9 @@ pub(super) fn fold(
     let unit = power_of_two(-16 - power);
     #[unroll]
     for row in 0..config.rows {
-        let main = query[row * comptime!(config.query_stride()) + eighth];
-        let rest = query[(row + config.rows) * comptime!(config.query_stride()) + eighth];
+        let at = comptime!(row * config.channel_stride()) + (eighth ^ row);
+        let main = query[at];
+        let rest = query[at + comptime!(config.rows * config.channel_stride())];
         let mut pairs = Array::<Pair>::new(4usize);
         let mut exact = Array::<f32>::new(8usize);
         #[unroll]
@@ -123,9 +124,9 @@ pub(super) fn logits(
                     let mut chains = Array::<Pair>::new(4usize);
                     #[unroll]
                     for s in comptime!(run * chunks)..comptime!(loads.min((run + 1) * chunks)) {
-                        let chunk = part + comptime!(4 * s);
                         let mut q = Array::<u32>::new(pairs);
-                        chunk_pairs(folded, row_at, chunk, &mut q, pairs);
+                        let offset = comptime!(4 * s);
+                        chunk_pairs(folded, row_at, part, 0usize, &mut q, offset, pairs);
                         let word = words[s];
                         #[unroll]
                         for token in 0..4usize {
@@ -159,7 +160,7 @@ pub(super) fn logits(
                 }
                 if part == 0 {
                     let token = group * tokens + comptime!(8 * tile) + four;
-                    logits[row * comptime!(config.logit_stride()) + token] = out;
+                    logits[comptime!(row * config.logit_stride()) + (token ^ row)] = out;
                 }
             }
         }

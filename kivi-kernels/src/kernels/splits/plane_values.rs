@@ -20,7 +20,7 @@ pub(super) fn fold(
 ) -> i32 {
     let power = common_power(largest, config);
     let groups = comptime!(config.value_groups());
-    let stride = comptime!(config.value_stride());
+    let stride = comptime!(config.token_stride());
     let top = power_of_two(8 - power);
     let group = UNIT_POS as usize % groups;
     #[unroll]
@@ -31,7 +31,7 @@ pub(super) fn fold(
             let item = UNIT_POS as usize + comptime!(i * 32 * config.warps());
             let run = item / groups;
             if run < comptime!(config.split_tokens / 8) {
-                let p = weights[row * comptime!(config.logit_stride()) + run];
+                let p = weights[comptime!(row * config.logit_stride()) + (run ^ row)];
                 let mut products = Words::empty();
                 #[unroll]
                 for k in 0..4usize {
@@ -88,7 +88,7 @@ pub(super) fn weighted(
     let group = column * 4 / config.group_size;
     let groups = comptime!(config.value_groups());
     let pairs = comptime!(config.value_word() / 2);
-    let stride = comptime!(config.value_stride());
+    let stride = comptime!(config.token_stride());
     let page_rows = comptime!(config.page_rows());
     let lane_at =
         comptime!(config.value_codes_at() / 4) + head * comptime!(page_rows * row_words) + column;
@@ -98,45 +98,51 @@ pub(super) fn weighted(
     for row in 0..config.rows {
         totals[row] = Floats::new(0.0);
     }
-    // Chains of 8 products in f16, then f32: at 4 bits two rows of words, at 8 bits four.
+    // Chains of 8 products in f16, then f32: at 4 bits two rows of words. Two chains of each channel
+    // at once: more loads in flight. Rows behind the last token have weights 0.
     let run = comptime!(8 / pairs);
-    for step in 0..steps.div_ceil(comptime!(4 * run)) {
-        let mut words = Array::<Words>::new(run);
+    for step in 0..steps.div_ceil(comptime!(8 * run)) {
+        let line = step * comptime!(8 * run) + quarter;
+        let mut words = Array::<Words>::new(comptime!(2 * run));
         #[unroll]
-        for i in 0..run {
-            let line = (step * run + i) * 4 + quarter;
+        for i in 0..comptime!(2 * run) {
+            let line = line + comptime!(4 * i);
             words[i] =
                 wide[bases[line / page_rows] as usize + line % page_rows * row_words + lane_at];
         }
         #[unroll]
         for row in 0..config.rows {
-            let mut chains = Array::<Pair>::new(4usize);
+            let mut total = totals[row];
             #[unroll]
-            for i in 0..run {
-                let line = (step * run + i) * 4 + quarter;
-                let mut w = Array::<u32>::new(pairs);
-                chunk_pairs(folded, (row * groups + group) * stride, line, &mut w, pairs);
-                let word = words[i];
+            for second in 0..2usize {
+                let mut chains = Array::<Pair>::new(4usize);
                 #[unroll]
-                for channel in 0..4usize {
+                for i in 0..run {
+                    let word = words[comptime!(second * run + i)];
+                    let mut w = Array::<u32>::new(pairs);
+                    let at = (row * groups + group) * stride;
+                    let offset = comptime!(4 * (second * run + i));
+                    chunk_pairs(folded, at, line, 0usize, &mut w, offset, pairs);
                     #[unroll]
-                    for j in 0..pairs {
-                        let product =
-                            Pair::reinterpret(w[j]) * codes(word[channel], config.value_bits, j);
-                        if comptime!(i == 0 && j == 0) {
-                            chains[channel] = product;
-                        } else {
-                            chains[channel] = chains[channel] + product;
+                    for channel in 0..4usize {
+                        #[unroll]
+                        for j in 0..pairs {
+                            let product = Pair::reinterpret(w[j])
+                                * codes(word[channel], config.value_bits, j);
+                            if comptime!(i == 0 && j == 0) {
+                                chains[channel] = product;
+                            } else {
+                                chains[channel] = chains[channel] + product;
+                            }
                         }
                     }
                 }
-            }
-            let mut total = totals[row];
-            #[unroll]
-            for channel in 0..4usize {
-                let chain = chains[channel];
-                total[channel] = total[channel] + f32::cast_from(chain[0]);
-                total[channel] = total[channel] + f32::cast_from(chain[1]);
+                #[unroll]
+                for channel in 0..4usize {
+                    let chain = chains[channel];
+                    total[channel] = total[channel] + f32::cast_from(chain[0]);
+                    total[channel] = total[channel] + f32::cast_from(chain[1]);
+                }
             }
             totals[row] = total;
         }

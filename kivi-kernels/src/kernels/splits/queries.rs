@@ -2,9 +2,8 @@
 
 use super::fragments::{chunk_pairs, power_of_two};
 use super::plane::warp_max;
-use super::{Floats, Pair, SplitConfig, Words};
+use super::{Floats, Pair, SplitConfig, Sums, Words};
 use cubecl::prelude::*;
-use half::f16;
 
 /// Writes the rows at `queries[at * head_dim ..]` to shared memory as pairs of halves: first
 /// `[rows][head_dim / 2]` of `q·2^−k`, at most `2^7`, then likewise the rest that rounding left;
@@ -45,29 +44,19 @@ pub(super) fn fold(
         let mut rest = Words::empty();
         #[unroll]
         for i in 0..4usize {
-            let (a, b) = (comptime!(2 * i), comptime!(2 * i + 1));
-            let mut x = Pair::empty();
-            let mut y = Pair::empty();
-            #[unroll]
-            for h in 0..2usize {
-                let element = comptime!(if h == 0 { a } else { b });
-                let value = if comptime!(element < 4) {
-                    low[comptime!(element % 4)]
-                } else {
-                    high[comptime!(element % 4)]
-                };
-                let value = value * inverse;
-                let rounded = f16::cast_from(value);
-                x[h] = rounded;
-                y[h] = f16::cast_from(value - f32::cast_from(rounded));
-            }
-            main[i] = u32::reinterpret(x);
-            rest[i] = u32::reinterpret(y);
+            let half = if comptime!(i < 2) { low } else { high };
+            let mut both = Sums::empty();
+            both[0] = half[comptime!(2 * (i % 2))] * inverse;
+            both[1] = half[comptime!(2 * (i % 2) + 1)] * inverse;
+            let rounded = Pair::cast_from(both);
+            main[i] = u32::reinterpret(rounded);
+            rest[i] = u32::reinterpret(Pair::cast_from(both - Sums::cast_from(rounded)));
         }
         if row < config.rows && lane < eighths {
-            let stride = comptime!(config.query_stride());
-            query[row * stride + lane] = main;
-            query[(config.rows + row) * stride + lane] = rest;
+            let stride = comptime!(config.channel_stride());
+            let at = row * stride + (lane ^ row);
+            query[at] = main;
+            query[at + comptime!(config.rows * stride)] = rest;
             if lane == 0 {
                 units[row] = unit;
             }
@@ -83,7 +72,7 @@ pub(super) fn load(
     #[comptime] config: SplitConfig,
 ) {
     let row = UNIT_POS_X as usize / 4;
-    load_pairs(query, row * comptime!(config.query_stride()), pairs, true, config);
+    load_pairs(query, row * comptime!(config.channel_stride()), row, pairs, true, config);
 }
 
 /// The pairs of a lane's chunks `tig + 4·s` from a row of pairs that begins at `at`.
@@ -93,6 +82,7 @@ pub(super) fn load(
 pub(super) fn load_pairs(
     rows: &SharedMemory<Words>,
     at: usize,
+    swizzle: usize,
     pairs: &mut Array<Pair>,
     #[comptime] clear: bool,
     #[comptime] config: SplitConfig,
@@ -104,12 +94,13 @@ pub(super) fn load_pairs(
     for s in 0..comptime!(config.lane_chunks()) {
         let wanted = tig + comptime!(4 * s);
         let ragged = comptime!(4 * s + 3 >= chunks);
-        let mut chunk = wanted;
-        if comptime!(ragged) {
-            chunk = min(wanted, comptime!(chunks - 1));
-        }
         let mut words = Array::<u32>::new(count);
-        chunk_pairs(rows, at, chunk, &mut words, count);
+        if comptime!(ragged) {
+            let chunk = min(wanted, comptime!(chunks - 1));
+            chunk_pairs(rows, at, chunk, swizzle, &mut words, 0usize, count);
+        } else {
+            chunk_pairs(rows, at, tig, swizzle, &mut words, comptime!(4 * s), count);
+        }
         #[unroll]
         for j in 0..count {
             let mut word = words[j];

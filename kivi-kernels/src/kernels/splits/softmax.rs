@@ -1,30 +1,30 @@
 //! From logits to weights, in shared memory.
 
 use super::plane::{warp_max, warp_sum};
-use super::{Pair, SplitConfig, Words};
+use super::{Pair, SplitConfig, Sums, Words};
 use cubecl::prelude::*;
-use half::f16;
 
-/// A logit that gets no weight.
+/// A logit that gets no weight, in any unit.
 const HIDDEN: f32 = -3.0e38;
 /// No maximum is lower, so that a row that sees nothing has weights 0 and not NaN.
 const LOWEST: f32 = -1.0e30;
 
-/// Replaces each `x` by `exp(x − largest)`, with the device's fast instruction: an error of some
-/// units in the last place of f32, far below the rounding of weights to f16.
+/// Replaces each `x` by `exp(x·factor + shift)`, with the device's fast instruction: an error of
+/// some units in the last place of f32, far below the rounding of weights to f16.
 #[cube(fast_math = FastMath::ReducedPrecision | FastMath::NotNaN | FastMath::NotInf)]
-fn exponentials(values: &mut Array<f32>, largest: f32, #[comptime] count: usize) {
+fn exponentials(values: &mut Array<f32>, factor: f32, shift: f32, #[comptime] count: usize) {
     #[unroll]
     for i in 0..count {
-        values[i] = (values[i] - largest).exp();
+        values[i] = (values[i] * factor + shift).exp();
     }
 }
 
 /// Replaces every row of logits by its weights `exp(l − max l)` as pairs of halves, `[rows]
 /// [split_tokens / 2]` with the same stride, and writes the maxima and denominators.
 ///
-/// A weight is rounded once, and the denominator adds up the rounded ones: what is lost is the
-/// precision of a weight, never the weights' sum.
+/// `unit` is what a logit in shared memory is worth beside the row's unit; positive. `tokens` is
+/// the number of the split's tokens that have logits. A weight is rounded once, and the denominator
+/// adds up the rounded ones: what is lost is the precision of a weight, never the weights' sum.
 #[cube]
 pub(super) fn weights(
     logits: &mut SharedMemory<Words>,
@@ -34,6 +34,7 @@ pub(super) fn weights(
     visible: &Array<u32>,
     sequence: usize,
     first: usize,
+    tokens: usize,
     rows: usize,
     output: usize,
     extremes: &mut Array<f32>,
@@ -42,6 +43,7 @@ pub(super) fn weights(
     let lane = UNIT_POS_X as usize;
     let stride = comptime!(config.logit_stride());
     let runs = comptime!(config.split_tokens / 256);
+    let count = comptime!(8 * runs);
     #[unroll]
     for round in 0..comptime!(config.row_rounds()) {
         let row = round * comptime!(config.warps()) + UNIT_POS_Y as usize;
@@ -49,48 +51,64 @@ pub(super) fn weights(
             let mut packed = Array::<Words>::new(runs);
             if row < rows {
                 let at = (sequence * rows + row) * 2;
-                // In tokens of the split; unsigned differences wrap where a bound lies outside.
-                let from = max(visible[at], first as u32) - first as u32;
-                let to = max(visible[at + 1], first as u32) - first as u32;
-                let factor = unit * units[row];
+                // In tokens of the split.
+                let from = max(visible[at] as usize, first) - first;
+                let to = min(max(visible[at + 1] as usize, first) - first, tokens);
 
-                let mut values = Array::<f32>::new(comptime!(8 * runs));
-                let mut largest = LOWEST.runtime();
+                // Run `i` of a lane are tokens `8·(lane + 32·i) …`.
+                let mut values = Array::<f32>::new(count);
                 #[unroll]
-                for run in 0..runs {
-                    let eighth = lane + comptime!(32 * run);
+                for i in 0..comptime!(count / 4) {
+                    let word = 2 * (lane + comptime!(32 * (i / 2))) + comptime!(i % 2);
+                    let four = logits[row * stride + (word ^ row)];
                     #[unroll]
-                    for k in 0..2usize {
-                        let four = logits[row * stride + 2 * eighth + k];
-                        #[unroll]
-                        for i in 0..4usize {
-                            let mut value = f32::reinterpret(four[i]) * factor;
-                            if comptime!(config.soft_cap) {
-                                value = cap * (value / cap).tanh();
-                            }
-                            let token = eighth as u32 * 8u32 + comptime!((4 * k + i) as u32);
-                            let value = select(token >= from && token < to, value, HIDDEN);
-                            values[comptime!(8 * run + 4 * k + i)] = value;
-                            largest = max(largest, value);
-                        }
+                    for k in 0..4usize {
+                        values[comptime!(4 * i + k)] = f32::reinterpret(four[k]);
                     }
                 }
-                let largest = warp_max::<f32>(largest);
-                exponentials(&mut values, largest, comptime!(8 * runs));
+                let mut factor = unit * units[row];
+                if comptime!(config.soft_cap) {
+                    #[unroll]
+                    for i in 0..count {
+                        values[i] = cap * (values[i] * factor / cap).tanh();
+                    }
+                    factor = 1.0f32.runtime();
+                }
+                // Most splits are seen as a whole.
+                if from > 0 || to < config.split_tokens {
+                    let seen = max(to, from) - from;
+                    #[unroll]
+                    for i in 0..count {
+                        let token = 8 * lane + comptime!(256 * (i / 8) + i % 8);
+                        // One comparison: below `from` the difference wraps.
+                        values[i] = select(token - from < seen, values[i], HIDDEN);
+                    }
+                }
+                let mut largest = LOWEST.runtime();
+                #[unroll]
+                for i in 0..count {
+                    largest = max(largest, values[i]);
+                }
+                let largest = warp_max::<f32>(largest) * factor;
+                exponentials(&mut values, factor, -largest, count);
                 let mut total = 0.0f32;
+                #[unroll]
+                for i in 0..comptime!(count / 2) {
+                    let mut both = Sums::empty();
+                    both[0] = values[comptime!(2 * i)];
+                    both[1] = values[comptime!(2 * i + 1)];
+                    let pair = Pair::cast_from(both);
+                    let rounded = Sums::cast_from(pair);
+                    total += rounded[0];
+                    total += rounded[1];
+                    values[i] = f32::reinterpret(u32::reinterpret(pair));
+                }
                 #[unroll]
                 for run in 0..runs {
                     let mut four = Words::empty();
                     #[unroll]
                     for k in 0..4usize {
-                        let mut pair = Pair::empty();
-                        #[unroll]
-                        for h in 0..2usize {
-                            let weight = f16::cast_from(values[comptime!(8 * run + 2 * k + h)]);
-                            total += f32::cast_from(weight);
-                            pair[h] = weight;
-                        }
-                        four[k] = u32::reinterpret(pair);
+                        four[k] = u32::reinterpret(values[comptime!(4 * run + k)]);
                     }
                     packed[run] = four;
                 }
@@ -109,7 +127,7 @@ pub(super) fn weights(
             sync_plane();
             #[unroll]
             for run in 0..runs {
-                logits[row * stride + lane + comptime!(32 * run)] = packed[run];
+                logits[row * stride + ((lane + comptime!(32 * run)) ^ row)] = packed[run];
             }
         }
     }
