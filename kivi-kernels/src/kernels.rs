@@ -15,3 +15,4 @@ pub(crate) mod probe;
 pub(crate) mod quantize_keys;
 pub(crate) mod quantize_values;
 pub(crate) mod quantizer;
+pub mod splits;

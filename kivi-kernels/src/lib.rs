@@ -4,7 +4,7 @@ mod cache;
 mod canonical;
 mod error;
 mod gpu;
-mod kernels;
+pub mod kernels;
 mod launch;
 mod memory;
 pub mod order;

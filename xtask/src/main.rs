@@ -2,6 +2,7 @@
 
 mod cargo;
 mod cli_page;
+mod codegen;
 mod debian;
 mod docs;
 mod emulated;
@@ -41,6 +42,8 @@ enum Command {
     },
     /// Run the CPU backend's tests on an emulated Arm processor
     Emulated,
+    /// Compile the GPU kernels for NVIDIA devices, report their machine code and emulate it
+    Codegen(codegen::Codegen),
     /// Fetch the default model into the cache folder
     FetchModel,
     /// Measure kivi beside llama.cpp, which is fetched and compiled for it
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Emulated => {
             report.step("emulated Arm processor", emulated::arm);
         }
+        Command::Codegen(codegen) => codegen.run(&mut report),
         Command::FetchModel => {
             report.step("build", cargo::build_kivi);
             report.step("default model", smoke::fetch);
@@ -84,6 +88,7 @@ fn test(report: &mut Report, no_model: bool) {
     report.step("command-line page", || cli_page::run(false));
     report.step("a cache on the GPU", software_gpu::example);
     report.step("emulated Arm processor", emulated::arm);
+    codegen::check(report);
     if !no_model {
         smoke_test(report);
     }
