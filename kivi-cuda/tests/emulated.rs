@@ -5,5 +5,6 @@
 
 mod emulated {
     pub(crate) mod cache;
+    mod parity;
     mod splits;
 }

@@ -26,6 +26,7 @@ pub struct GpuCache {
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) tables: Words,
+    pub(crate) tables_on_host: Vec<u32>,
     pub(crate) views_at: usize,
     pub(crate) places: Words,
     pub(crate) keys: Vec<u32>,
@@ -151,6 +152,7 @@ impl GpuCache {
             }
             steps.push(Step {
                 tables: device.words(&lists.tables),
+                tables_on_host: lists.tables,
                 views_at: lists.views_at,
                 places: device.words(&lists.places),
                 keys: lists.keys,

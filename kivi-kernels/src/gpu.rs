@@ -1,11 +1,15 @@
 //! [`CacheBackend`] on a device.
 
 use crate::{
-    GpuCache, Limits, Problem, canonical,
+    GpuCache, Limits, Problem, Routine, canonical,
     launch::{Attend, Device},
-    step::Cutting,
+    step::{CodesList, Cutting},
 };
-use cubecl::{features::Plane, prelude::*, server::Handle};
+use cubecl::{
+    features::{MmaConfig, Plane},
+    prelude::*,
+    server::Handle,
+};
 use kivi_core::{
     Attention, CacheBackend, CanonicalLayer, Capabilities, Error, KeyValue, PoolSpec, Result,
     SequenceLayout, StepPlan, expect_len, memory::MeasuredBytes,
@@ -24,6 +28,8 @@ pub struct GpuOptions {
     pub software: bool,
     /// Queries that a cube of the attention kernel takes, instead of as many as there are.
     pub queries: Option<usize>,
+    /// The routine for codes, where it can be used, instead of the one that fits best.
+    pub routine: Option<Routine>,
 }
 
 /// A device that runs the cache kernels.
@@ -79,11 +85,20 @@ impl<R: Runtime> Gpu<R> {
             denormals: false,
             software: options.software,
             queries: options.queries,
+            pairs: false,
+            matrix: false,
+            routine: options.routine,
         };
         let device_name = device.into();
         let device = Device::new(name, client);
         let kept = device.keeps_denormals()?;
         limits.denormals = options.denormals.unwrap_or(kept);
+        // Only where it matters: it fails to compile as WGSL.
+        limits.pairs = plane == Some(32) && device.reads_pairs().unwrap_or(false);
+        let half = half::f16::as_type_native_unchecked().storage_type();
+        let full = f32::as_type_native_unchecked().storage_type();
+        let product = MmaConfig { a_type: half, b_type: half, cd_type: full, m: 16, n: 8, k: 16 };
+        limits.matrix = device.client.features().matmul.mma.contains(&product);
         let planes = plane.map_or("no planes".to_owned(), |units| format!("planes of {units}"));
         let codes = if limits.denormals { "codes as denormals" } else { "codes converted" };
         let description = format!("{device_name}, {planes}, {codes}");
@@ -246,6 +261,15 @@ impl<R: Runtime> CacheBackend for Gpu<R> {
             window: memory.spec.window,
             max_items: (PARTIAL_BYTES / item_bytes).clamp(1, crate::shape::MAX_CUBES),
         };
+        let codes = problem
+            .of_codes(self.limits)
+            .map(|config| CodesList::new(config, &step.tables_on_host, head_group, &cutting, plan));
+        let codes = codes.filter(|codes| codes.splits > 0);
+        let partial = codes.as_ref().map(|codes| {
+            let inputs = (&queries.handle, arena);
+            self.device.attend_codes(codes, inputs, attention, plan.sequences.len())
+        });
+        let partial = partial.transpose()?;
         let job = Attend {
             queries: (&queries.handle, elements),
             arena,
@@ -256,8 +280,10 @@ impl<R: Runtime> CacheBackend for Gpu<R> {
             head_group,
             config,
             output: &handle,
+            codes: partial.as_ref(),
         };
-        for work in cutting.work(plan) {
+        let starts = codes.as_ref().map(|codes| &codes.tokens[..]);
+        for work in cutting.work(plan, starts) {
             self.device.attend(&job, &work)?;
         }
         Ok(GpuMatrix { rows: plan.rows, width, handle })

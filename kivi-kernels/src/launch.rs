@@ -3,10 +3,11 @@
 use crate::{
     AttendConfig, DeviceError, Shape, Store,
     error::one_line,
+    kernels::splits::{self, SplitAttention},
     kernels::{append, attend, combine, copy, dequantize, probe, quantize_keys, quantize_values},
     memory::Run,
     shape::MAX_CUBES,
-    step::WorkList,
+    step::{CodesList, WorkList},
 };
 use cubecl::{future::block_on, prelude::*, server::Handle};
 use kivi_core::{Attention, Error, Result};
@@ -41,6 +42,19 @@ pub(crate) struct Attend<'a> {
     pub(crate) head_group: usize,
     pub(crate) config: AttendConfig,
     pub(crate) output: &'a Handle,
+    /// Partial results of codes.
+    pub(crate) codes: Option<&'a Partial>,
+}
+
+/// Partial results of the codes of every sequence.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    sums: Handle,
+    statistics: Handle,
+    /// Places: sequences times kv heads times splits times rows.
+    places: usize,
+    splits: usize,
+    rows: usize,
 }
 
 /// Words that were uploaded.
@@ -364,6 +378,13 @@ impl<R: Runtime> Device<R> {
             kv_heads: shape.kv_heads,
             units: units_for(shape.head_dim),
         };
+        let more = job.codes;
+        let more_places = more.map_or(1, |partial| partial.places);
+        let (more_sums, more_statistics) = match more {
+            Some(partial) => (&partial.sums, &partial.statistics),
+            // Never read.
+            None => (&sums, &statistics),
+        };
         // SAFETY: as above; the output has a place for every row and query head.
         unsafe {
             combine::combine::launch_unchecked::<R>(
@@ -374,16 +395,58 @@ impl<R: Runtime> Device<R> {
                 job.tables.arg(),
                 floats(&sums, places * shape.head_dim),
                 floats(&statistics, 2 * places),
+                floats(more_sums, more_places * shape.head_dim),
+                floats(more_statistics, 2 * more_places),
                 self.floats(job.attention.sink_logits.as_deref()),
                 floats(job.output, job.queries.1),
                 work.blocks as u32,
                 config.queries as u32,
+                more.map_or(0, |partial| partial.splits) as u32,
+                more.map_or(0, |partial| partial.rows) as u32,
                 u32::from(job.attention.sink_logits.is_some()),
                 job.head_group as u32,
                 join,
             );
         }
         self.launched("combine", join)
+    }
+}
+
+impl<R: Runtime> Device<R> {
+    /// Attention over the codes of one row of each sequence.
+    pub(crate) fn attend_codes(
+        &self,
+        list: &CodesList,
+        (queries, arena): (&Handle, &Arena),
+        attention: &Attention,
+        sequences: usize,
+    ) -> Result<Partial> {
+        let config = list.config;
+        let places = sequences * config.kv_heads * list.splits * list.rows;
+        let sums = self.client.empty(4 * places * config.head_dim);
+        let statistics = self.client.empty(8 * places);
+        let job = SplitAttention {
+            sequences,
+            rows: list.rows,
+            splits: list.splits,
+            max_pages: list.max_pages,
+            scale: attention.scale,
+            cap: attention.softcap.unwrap_or(1.0),
+            queries: queries.clone(),
+            arena: arena.handle.clone(),
+            arena_words: arena.words,
+            pages: self.words(&list.pages).handle,
+            tokens: self.words(&list.tokens).handle,
+            visible: self.words(&list.visible).handle,
+            sums: sums.clone(),
+            extremes: statistics.clone(),
+        };
+        // SAFETY: the list was made for as many sequences as there are rows of queries, and its pages
+        // lie in this arena, aligned to 4 words.
+        unsafe { splits::attend(&self.client, &job, config) }
+            .map_err(|what| Error::Unsupported { backend: self.name, what: what.into() })?;
+        self.launched("attend_split", config)?;
+        Ok(Partial { sums, statistics, places, splits: list.splits, rows: list.rows })
     }
 }
 

@@ -16,5 +16,5 @@ pub use cache::GpuCache;
 pub use error::DeviceError;
 pub use gpu::{Gpu, GpuMatrix, GpuOptions};
 pub use kernels::attend::{AttendConfig, Unpack};
-pub use routine::{Limits, Problem};
+pub use routine::{Limits, Problem, Routine};
 pub use shape::{Shape, Store};

@@ -1,6 +1,9 @@
 //! Which kernel, and in which form, computes the attention of a problem on a device.
 
-use crate::{AttendConfig, Shape, Unpack};
+use crate::{
+    AttendConfig, Shape, Unpack,
+    kernels::splits::{self, SplitConfig},
+};
 use kivi_core::{Error, Result};
 
 /// Properties of a device that matter for the choice.
@@ -18,6 +21,24 @@ pub struct Limits {
     pub software: bool,
     /// Queries of a cube, if not as many as there are.
     pub queries: Option<usize>,
+    /// Whether a word can be read as a pair of f16, denormal ones too.
+    pub pairs: bool,
+    /// Whether there are matrix units for products of 16 × 8 × 16 of f16 with sums in f32.
+    pub matrix: bool,
+    /// The routine, if it is not to be chosen.
+    pub routine: Option<Routine>,
+}
+
+/// How attention over codes is computed. What a routine cannot do, and everything in full precision, is
+/// done by [`Routine::Shared`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Routine {
+    /// f32 and shared memory: runs everywhere.
+    Shared,
+    /// Pairs of halves on planes of 32, for 1 or 2 query heads of a kv head.
+    Plane,
+    /// Matrix units, for up to 8 query heads of a kv head.
+    Matrix,
 }
 
 /// One attention of one layer.
@@ -41,7 +62,48 @@ const SPLIT: usize = 256;
 /// Queries that share the unpacking of a split.
 const MAX_QUERIES: usize = 8;
 
+/// Tokens of a split of [`Routine::Plane`] and [`Routine::Matrix`].
+const CODE_SPLIT: usize = 512;
+
 impl Problem {
+    /// The routine for the codes of a step, with what it is compiled for; `None` for
+    /// [`Routine::Shared`].
+    pub fn of_codes(&self, limits: Limits) -> Option<SplitConfig> {
+        let shape = self.shape;
+        // One row of each sequence: its heads are the rows of the routine. A GPU without denormals or
+        // other planes, promoted channels and slopes are left to the general routine.
+        let fits = limits.plane == Some(32) && limits.pairs && limits.denormals;
+        let plain = shape.promoted == 0 && !self.slopes && self.rows == 1;
+        if !fits || !plain || self.head_group > 8 {
+            return None;
+        }
+        let config = |routine, rows| SplitConfig {
+            routine,
+            rows,
+            key_bits: shape.key_bits,
+            value_bits: shape.value_bits,
+            group_size: shape.group,
+            head_dim: shape.head_dim,
+            kv_heads: shape.kv_heads,
+            page_tokens: shape.page_tokens,
+            split_tokens: CODE_SPLIT,
+            soft_cap: self.softcap,
+        };
+        let matrix = config(splits::Routine::Matrix, 8);
+        let plane = config(splits::Routine::Plane, self.head_group);
+        let possible = |config: &SplitConfig| config.refusal().is_none();
+        let matrix = limits.matrix.then_some(matrix).filter(possible);
+        let plane = Some(plane).filter(possible);
+        match limits.routine {
+            Some(Routine::Shared) => None,
+            Some(Routine::Plane) => plane,
+            Some(Routine::Matrix) => matrix,
+            // Beyond one head the units' eight columns cost less than a second pass.
+            None if self.head_group == 1 => plane.or(matrix),
+            None => matrix.or(plane),
+        }
+    }
+
     /// The form of the kernel.
     ///
     /// # Errors
@@ -106,7 +168,33 @@ mod tests {
         denormals: true,
         software: false,
         queries: None,
+        pairs: true,
+        matrix: true,
+        routine: None,
     };
+
+    #[test]
+    fn the_routine_follows_the_heads_and_the_device() {
+        let routine = |head_group, rows, limits| {
+            let config = problem(128, 32, head_group, rows).of_codes(limits);
+            config.map(|config| (config.routine, config.rows))
+        };
+        let (plane, matrix) = (splits::Routine::Plane, splits::Routine::Matrix);
+        assert_eq!(routine(1, 1, LIMITS), Some((plane, 1)));
+        assert_eq!(routine(4, 1, LIMITS), Some((matrix, 8)));
+        assert_eq!(routine(9, 1, LIMITS), None);
+        assert_eq!(routine(1, 2, LIMITS), None);
+        assert_eq!(routine(2, 1, Limits { matrix: false, ..LIMITS }), Some((plane, 2)));
+        assert_eq!(routine(4, 1, Limits { matrix: false, ..LIMITS }), None);
+        assert_eq!(routine(1, 1, Limits { pairs: false, ..LIMITS }), None);
+        assert_eq!(routine(1, 1, Limits { plane: Some(64), ..LIMITS }), None);
+        let forced = |routine| Limits { routine: Some(routine), ..LIMITS };
+        assert_eq!(routine(1, 1, forced(Routine::Matrix)), Some((matrix, 8)));
+        assert_eq!(routine(1, 1, forced(Routine::Shared)), None);
+        // A group size and a head_dim the routines do not know.
+        assert_eq!(problem(128, 16, 1, 1).of_codes(LIMITS), None);
+        assert_eq!(problem(72, 32, 4, 1).of_codes(LIMITS), None);
+    }
 
     #[test]
     fn one_query_takes_a_cube_of_its_own() {

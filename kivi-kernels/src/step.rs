@@ -1,7 +1,7 @@
 //! What a step plan says, as the lists of numbers that kernels read.
 
 use crate::{
-    kernels::attend::DROPPED,
+    kernels::{attend::DROPPED, splits::SplitConfig},
     memory::{GroupMemory, SlotRecord},
 };
 use kivi_core::{Error, PageId, Result, SequencePlan, StepPlan};
@@ -189,8 +189,9 @@ pub(crate) struct Cutting {
 }
 
 impl Cutting {
-    /// The work of a step, in as many launches as it takes.
-    pub(crate) fn work(&self, plan: &StepPlan) -> Vec<WorkList> {
+    /// The work of a step, in as many launches as it takes. Of each sequence the first `done` tokens
+    /// after the sinks are left out: whole groups.
+    pub(crate) fn work(&self, plan: &StepPlan, done: Option<&[u32]>) -> Vec<WorkList> {
         let mut lists = Vec::new();
         let (mut blocks, mut items): (Vec<u32>, Vec<u32>) = (Vec::new(), Vec::new());
         let mut flush = |blocks: &mut Vec<u32>, items: &mut Vec<u32>| {
@@ -204,7 +205,8 @@ impl Cutting {
             for first in (0..queries).step_by(self.queries) {
                 let count = self.queries.min(queries - first);
                 let rows = first / self.head_group..(first + count - 1) / self.head_group + 1;
-                let splits = self.splits(sequence.before.tokens, rows);
+                let done = done.map_or(0, |done| done[index] as usize);
+                let splits = self.splits(sequence.before.tokens, rows, done);
                 let many = items.len() / 3 + splits.len() > self.max_items;
                 if many && !items.is_empty() {
                     flush(&mut blocks, &mut items);
@@ -222,14 +224,78 @@ impl Cutting {
 
     /// The splits that rows see something of: those of the sinks, then of what follows, at positions
     /// that depend on nothing else.
-    fn splits(&self, before: usize, rows: Range<usize>) -> Vec<Range<usize>> {
+    fn splits(&self, before: usize, rows: Range<usize>, done: usize) -> Vec<Range<usize>> {
         let end = before + rows.end;
         let first = (before + rows.start + 1).saturating_sub(self.window.unwrap_or(usize::MAX));
         let sinks = self.sinks.min(end);
         let in_sinks = (0..sinks).step_by(self.split).map(|s| s..sinks.min(s + self.split));
         let after = (self.sinks..end.max(self.sinks)).step_by(self.split);
-        let after = after.map(|s| s..end.min(s + self.split));
+        let done = self.sinks + done;
+        let after = after.map(|s| s.max(done)..end.min(s + self.split));
+        let after = after.filter(|split| !split.is_empty());
         in_sinks.chain(after).filter(|split| split.end > first).collect()
+    }
+}
+
+/// What [`splits`](crate::kernels::splits) reads, for a step of one row of each sequence.
+#[derive(Debug)]
+pub(crate) struct CodesList {
+    pub(crate) config: SplitConfig,
+    /// Query heads of a kv head.
+    pub(crate) rows: usize,
+    /// Splits of the longest sequence.
+    pub(crate) splits: usize,
+    pub(crate) max_pages: usize,
+    /// `[sequences, max_pages]`: first words.
+    pub(crate) pages: Vec<u32>,
+    /// `[sequences]`: tokens after the sinks that are codes to their row, whole groups.
+    pub(crate) tokens: Vec<u32>,
+    /// `[sequences, rows, 2]`: the first token after the sinks that is seen, and the one after the
+    /// last.
+    pub(crate) visible: Vec<u32>,
+}
+
+impl CodesList {
+    /// `tables` are those of the step's [`StepLists`].
+    pub(crate) fn new(
+        config: SplitConfig,
+        tables: &[u32],
+        rows: usize,
+        cutting: &Cutting,
+        plan: &StepPlan,
+    ) -> Self {
+        let sinks = cutting.sinks;
+        let tokens_of = |sequence: &SequencePlan| {
+            let view = sequence.views[0];
+            let end = view.keys.min(view.values).min(sequence.before.tokens + 1);
+            end.saturating_sub(sinks) / config.group_size * config.group_size
+        };
+        let counts: Vec<usize> = plan.sequences.iter().map(tokens_of).collect();
+        let longest = counts.iter().copied().max().unwrap_or(0);
+        let max_pages = longest.div_ceil(config.page_tokens).max(1);
+        let (mut pages, mut visible) = (Vec::new(), Vec::new());
+        for (index, (sequence, &tokens)) in plan.sequences.iter().zip(&counts).enumerate() {
+            let table = tables[SEQUENCE_WORDS * index] as usize;
+            let count = tokens.div_ceil(config.page_tokens);
+            let own = &tables[table..table + count];
+            // The place of a page that was given up is not seen; any other page stands for it.
+            let any = own.iter().copied().find(|&page| page != DROPPED).unwrap_or(0);
+            let live = own.iter().map(|&page| if page == DROPPED { any } else { page });
+            pages.extend(live.chain(std::iter::repeat_n(any, max_pages - count)));
+            let end = sequence.before.tokens + 1;
+            let first = end.saturating_sub(cutting.window.unwrap_or(usize::MAX));
+            let seen = [first, end].map(|position| word(position.saturating_sub(sinks)));
+            visible.extend(std::iter::repeat_n(seen, rows).flatten());
+        }
+        Self {
+            config,
+            rows,
+            splits: longest.div_ceil(config.split_tokens),
+            max_pages,
+            pages,
+            tokens: counts.into_iter().map(word).collect(),
+            visible,
+        }
     }
 }
 
@@ -242,24 +308,29 @@ mod tests {
 
     #[test]
     fn splits_start_after_the_sinks() {
-        assert_eq!(CUTTING.splits(600, 0..1), [0..4, 4..260, 260..516, 516..601]);
-        assert_eq!(CUTTING.splits(0, 0..3), vec![0..3; 1]);
+        assert_eq!(CUTTING.splits(600, 0..1, 0), [0..4, 4..260, 260..516, 516..601]);
+        assert_eq!(CUTTING.splits(0, 0..3, 0), vec![0..3; 1]);
+        // 320 tokens after the sinks are done.
+        assert_eq!(CUTTING.splits(600, 0..1, 320), [0..4, 324..516, 516..601]);
         let windowed = Cutting { window: Some(100), ..CUTTING };
         // A query at 600 sees from 501 on.
-        assert_eq!(windowed.splits(600, 0..1), [260..516, 516..601]);
+        assert_eq!(windowed.splits(600, 0..1, 0), [260..516, 516..601]);
     }
 
     #[test]
     fn blocks_cut_rows_and_heads() {
         let sequence = SequencePlan { rows: 0..3, ..SequencePlan::default() };
         let plan = StepPlan { rows: 3, sequences: vec![sequence], ..StepPlan::default() };
-        let work = CUTTING.work(&plan);
+        let work = CUTTING.work(&plan, None);
         assert_eq!(work.len(), 1);
         // Nine queries: four, four and one; rows up to 1, 2 and 2.
         let blocks = [[0, 0, 4, 0, 1], [0, 4, 4, 1, 1], [0, 8, 1, 2, 1]];
         let items = [[0, 0, 2], [1, 0, 3], [2, 0, 3]];
         assert_eq!(work[0].words, [blocks.as_flattened(), items.as_flattened()].concat());
         let few = Cutting { max_items: 1, ..CUTTING };
-        assert_eq!(few.work(&plan).iter().map(|list| list.blocks).collect::<Vec<_>>(), [1, 1, 1]);
+        assert_eq!(
+            few.work(&plan, None).iter().map(|list| list.blocks).collect::<Vec<_>>(),
+            [1, 1, 1]
+        );
     }
 }

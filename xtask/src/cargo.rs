@@ -1,5 +1,6 @@
 //! The checks that are cargo commands, all in the release profile so that they share one build.
 
+use crate::codegen;
 use crate::report::{Check, Problem};
 use crate::shell::{command, run, succeeds};
 
@@ -16,8 +17,9 @@ fn component(name: &'static str, subcommand: &'static str) -> Result<(), Problem
     }
 }
 
-/// Everything, with SPIR-V beside WGSL: the same in every check, so that they share one build.
-const EVERYTHING: [&str; 4] = ["--workspace", "--release", "--features", "kivi-wgpu/vulkan"];
+/// Everything, with SPIR-V beside WGSL and NVIDIA code without a device: the same in every check, so that they share one build.
+const EVERYTHING: [&str; 4] =
+    ["--workspace", "--release", "--features", "kivi-wgpu/vulkan,kivi-cuda/offline"];
 
 fn cargo(arguments: &[&str]) -> Check {
     run(command("cargo", arguments)).map(|()| String::new())
@@ -40,7 +42,20 @@ pub(crate) fn rustdoc() -> Check {
 }
 
 pub(crate) fn test() -> Check {
-    cargo(&[&["test"], &EVERYTHING[..]].concat())
+    let mut test = command("cargo", &[&["test"], &EVERYTHING[..]].concat());
+    codegen::tell(&mut test);
+    run(test).map(|()| String::new())
+}
+
+/// The tests of one name.
+pub(crate) fn test_only(name: &str) -> Check {
+    let mut test = command("cargo", &[&["test", "--test", name], &EVERYTHING[..]].concat());
+    codegen::tell(&mut test);
+    run(test).map(|()| String::new())
+}
+
+pub(crate) fn build_example(name: &str) -> Check {
+    cargo(&[&["build", "--example", name], &EVERYTHING[..]].concat())
 }
 
 pub(crate) fn build_kivi() -> Check {

@@ -1,19 +1,23 @@
 //! The kernels on NVIDIA devices, without one: compiled by NVIDIA's tools, counted, and run by an
 //! emulator.
 
+use crate::cargo;
 use crate::report::{Check, Problem, Report};
 use crate::shell::{command, root, run, succeeds, target};
 use clap::Args;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 /// Python packages that hold the tools.
 const REQUIREMENTS: &str = "tools/cuda/requirements.txt";
 /// The committed report.
 const PAGE: &str = "docs/src/reference/gpu-code.md";
 const DATA: &str = "kivi-cuda/codegen.json";
-/// Both commands build the same.
-const PACKAGE: [&str; 5] = ["--release", "--package", "kivi-cuda", "--features", "offline"];
+/// Where the tools are installed, in the target directory.
+const FOLDER: &str = "cuda-tools";
+/// Written last, so that an interrupted installation is done again.
+const INSTALLED: &str = "installed.txt";
 
 #[derive(Args)]
 pub(crate) struct Codegen {
@@ -27,36 +31,42 @@ pub(crate) struct Codegen {
 
 impl Codegen {
     pub(crate) fn run(self, report: &mut Report) {
-        report.step("NVIDIA machine code", || machine_code(self.arch.as_deref(), self.write));
-        report.step("NVIDIA kernels, emulated", emulated);
+        report.step("build", || cargo::build_example("codegen"));
+        let arch = self.arch.as_deref();
+        report.step("NVIDIA machine code", || machine_code(arch, self.write));
+        report.step("NVIDIA kernels, emulated", || cargo::test_only("emulated"));
     }
 }
 
-/// Both checks.
-pub(crate) fn check(report: &mut Report) {
-    Codegen { arch: None, write: false }.run(report);
+/// Installs the tools, for the tests that need them; without them these skip themselves.
+pub(crate) fn fetch() -> Check {
+    tools().map(|_| String::new())
+}
+
+/// Tells tests where the tools are, if they are installed.
+pub(crate) fn tell(test: &mut Command) {
+    if let Ok(folder) = target().map(|target| target.join(FOLDER))
+        && folder.join(INSTALLED).is_file()
+    {
+        test.env("KIVI_CUDA_TOOLS", folder);
+    }
+}
+
+/// Compares the committed report with what the kernels compile to now.
+pub(crate) fn check() -> Check {
+    machine_code(None, false)
 }
 
 fn machine_code(arch: Option<&str>, write: bool) -> Check {
     let tools = tools()?;
     let folder = target()?.join("codegen");
+    let program = target()?.join("release/examples/codegen");
     let (tools, folder) = (tools.to_string_lossy(), folder.to_string_lossy());
-    let cargo = ["run", "--quiet", "--example", "codegen"];
-    let arguments = ["--", &tools, &folder];
     let options = match arch {
         Some(arch) => vec!["--arch", arch],
         None => vec![if write { "--write" } else { "--check" }, PAGE, DATA],
     };
-    let arguments = [&cargo[..], &PACKAGE, &arguments, &options].concat();
-    run(command("cargo", &arguments)).map(|()| String::new())
-}
-
-fn emulated() -> Check {
-    let tools = tools()?;
-    let arguments = [&["test", "--lib", "--test", "emulated"][..], &PACKAGE].concat();
-    let mut test = command("cargo", &arguments);
-    test.env("KIVI_CUDA_TOOLS", tools);
-    run(test).map(|()| String::new())
+    run(command(program, &[&[&*tools, &*folder], &options[..]].concat())).map(|()| String::new())
 }
 
 /// The folder of the tools, installed if they are missing and the network allows.
@@ -64,11 +74,10 @@ fn tools() -> Result<PathBuf, Problem> {
     if !cfg!(target_os = "linux") {
         return Err(Problem::skipped("the packages of NVIDIA's tools are for Linux"));
     }
-    let folder = target()?.join("cuda-tools");
+    let folder = target()?.join(FOLDER);
     let requirements = fs::read_to_string(root().join(REQUIREMENTS))
         .map_err(|error| Problem::failed(format!("cannot read {REQUIREMENTS}: {error}")))?;
-    // Written last, so that an interrupted installation is done again.
-    let installed = folder.join("installed.txt");
+    let installed = folder.join(INSTALLED);
     if fs::read_to_string(&installed).is_ok_and(|text| text == requirements) {
         return Ok(folder);
     }

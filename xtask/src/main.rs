@@ -82,13 +82,14 @@ fn test(report: &mut Report, no_model: bool) {
     report.step("clippy", cargo::clippy);
     report.step("rustdoc", cargo::rustdoc);
     report.step("Vulkan driver", software_gpu::driver);
+    report.step("NVIDIA's compiler", codegen::fetch);
     // The tests of the command line need the program, so this builds it for the steps below, too;
     // `cargo build` would compile some crates again, without the features of the tests.
     report.step("tests and doctests", cargo::test);
     report.step("command-line page", || cli_page::run(false));
     report.step("a cache on the GPU", software_gpu::example);
+    report.step("NVIDIA machine code", codegen::check);
     report.step("emulated Arm processor", emulated::arm);
-    codegen::check(report);
     if !no_model {
         smoke_test(report);
     }

@@ -169,6 +169,20 @@ impl<'a> Block<'a> {
                     self.store(index, instruction, *space, *bytes)?;
                     self.threads[index].next += 1;
                 }
+                Operation::AtomicAdd => {
+                    // Threads run one after the other.
+                    let address = self.address(index, instruction);
+                    let added = self.value(index, instruction.sources[1]) as u32;
+                    let memory = self.global.bytes_mut(address, 4);
+                    let memory = memory.ok_or_else(|| outside(Space::Global, address, 4))?;
+                    let mut old = [0; 4];
+                    old.copy_from_slice(memory);
+                    let old = u32::from_le_bytes(old);
+                    memory.copy_from_slice(&old.wrapping_add(added).to_le_bytes());
+                    let thread = &mut self.threads[index];
+                    thread.registers[instruction.destinations[0]] = old.into();
+                    thread.next += 1;
+                }
                 Operation::Compute(compute) => {
                     let mut sources = [0; 4];
                     for (value, operand) in sources.iter_mut().zip(&instruction.sources) {

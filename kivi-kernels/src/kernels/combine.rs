@@ -19,10 +19,14 @@ pub(crate) fn combine(
     tables: &Array<u32>,
     sums: &Array<f32>,
     statistics: &Array<f32>,
+    more_sums: &Array<f32>,
+    more_statistics: &Array<f32>,
     sink_logits: &Array<f32>,
     outputs: &mut Array<f32>,
     blocks: u32,
     room: u32,
+    splits: u32,
+    more_rows: u32,
     has_sinks: u32,
     head_group: u32,
     #[comptime] config: CombineConfig,
@@ -53,6 +57,14 @@ pub(crate) fn combine(
             let place = (item * heads + kv_head) * room as usize + query;
             largest = max(largest, statistics[2 * place]);
         }
+        let more = (sequence * heads + kv_head) * splits as usize;
+        let of_codes = first_query + query;
+        for split in 0..splits as usize {
+            let place = (more + split) * more_rows as usize + of_codes;
+            if more_statistics[2 * place + 1] > 0.0f32 {
+                largest = max(largest, more_statistics[2 * place]);
+            }
+        }
         let mut denominator = 0.0f32;
         if has_sinks == 1u32 {
             denominator = (sink_logits[head] - largest).exp();
@@ -62,6 +74,13 @@ pub(crate) fn combine(
             let share = (statistics[2 * place] - largest).exp();
             denominator += share * statistics[2 * place + 1];
         }
+        for split in 0..splits as usize {
+            let place = (more + split) * more_rows as usize + of_codes;
+            let own = more_statistics[2 * place + 1];
+            if own > 0.0f32 {
+                denominator += (more_statistics[2 * place] - largest).exp() * own;
+            }
+        }
         let mut channel = UNIT_POS as usize;
         while channel < dim {
             let mut sum = 0.0f32;
@@ -69,6 +88,13 @@ pub(crate) fn combine(
                 let place = (item * heads + kv_head) * room as usize + query;
                 let share = (statistics[2 * place] - largest).exp();
                 sum += share * sums[place * dim + channel];
+            }
+            for split in 0..splits as usize {
+                let place = (more + split) * more_rows as usize + of_codes;
+                if more_statistics[2 * place + 1] > 0.0f32 {
+                    let share = (more_statistics[2 * place] - largest).exp();
+                    sum += share * more_sums[place * dim + channel];
+                }
             }
             outputs[(row * heads * group + head) * dim + channel] = sum / denominator;
             channel += comptime!(config.units);

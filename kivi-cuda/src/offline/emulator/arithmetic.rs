@@ -60,6 +60,7 @@ enum Kind {
     Or,
     Xor,
     Not,
+    CountOnes,
     ShiftLeft,
     ShiftRight,
     Add,
@@ -69,6 +70,8 @@ enum Kind {
     MultiplyHigh,
     MultiplyAdd,
     MultiplyAddWide,
+    MultiplyAddDown,
+    Saturate,
     Divide,
     Remainder,
     Minimum,
@@ -106,6 +109,7 @@ impl Compute {
             "or" => Kind::Or,
             "xor" => Kind::Xor,
             "not" => Kind::Not,
+            "popc" => Kind::CountOnes,
             "shl" => Kind::ShiftLeft,
             "shr" => Kind::ShiftRight,
             "add" => Kind::Add,
@@ -115,6 +119,10 @@ impl Compute {
             "mul" => Kind::Multiply,
             "mad" if has("wide") => Kind::MultiplyAddWide,
             "mad" if has("lo") => Kind::MultiplyAdd,
+            // Of directed roundings only what `expf` takes is known.
+            _ if parts[0] != "cvt" && (has("rp") || has("rz")) => return None,
+            "fma" if has("rm") && ty == Type::Float => Kind::MultiplyAddDown,
+            _ if parts[0] != "cvt" && has("rm") => return None,
             "fma" => Kind::MultiplyAdd,
             "div" => Kind::Divide,
             "rem" => Kind::Remainder,
@@ -141,6 +149,7 @@ impl Compute {
                 _ => return None,
             }),
             // Rounding: only to nearest, and towards zero for integers, are known.
+            "cvt" if parts == ["cvt", "sat", "f32", "f32"] => Kind::Saturate,
             "cvt" if has("rm") || has("rp") || has("sat") => return None,
             "cvt" => Kind::Convert(Type::parse(parts[parts.len() - 2])?),
             _ => return None,
@@ -181,6 +190,7 @@ pub(super) fn evaluate(compute: Compute, sources: [u64; 4]) -> u64 {
         Kind::Or => return a | b,
         Kind::Xor => return a ^ b,
         Kind::Not => return !a,
+        Kind::CountOnes => return field(a, 0, ty.bits()).count_ones().into(),
         Kind::Select => return if c & 1 == 1 { a } else { b },
         Kind::Convert(to) => return convert(a, b, ty, to),
         Kind::Permute => return permute(a as u32, b as u32, c as u32).into(),
@@ -280,6 +290,13 @@ fn float(kind: Kind, a: f32, b: f32, c: f32) -> f32 {
         Kind::Reciprocal => 1.0 / a,
         Kind::SquareRoot => a.sqrt(),
         Kind::Tanh => a.tanh(),
+        Kind::MultiplyAddDown => {
+            let exact = f64::from(a).mul_add(f64::from(b), f64::from(c));
+            let nearest = exact as f32;
+            if f64::from(nearest) > exact { nearest.next_down() } else { nearest }
+        }
+        // NaN becomes 0.
+        Kind::Saturate => a.max(0.0).min(1.0),
         _ => f32::NAN,
     }
 }

@@ -23,6 +23,8 @@ pub(super) enum ShuffleMode {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Operation {
+    /// Of a word in global memory.
+    AtomicAdd,
     Branch(usize),
     Exit,
     BlockBarrier,
@@ -242,6 +244,7 @@ fn instruction<'a>(text: &'a str, names: &mut Names<'a>) -> Result<Instruction, 
             made.operation =
                 Operation::Load { space: space(), bytes: type_bytes().ok_or_else(unknown)? };
         }
+        "atom" if mnemonic == "atom.global.add.u32" => made.operation = Operation::AtomicAdd,
         "st" => {
             made.operation =
                 Operation::Store { space: space(), bytes: type_bytes().ok_or_else(unknown)? };
