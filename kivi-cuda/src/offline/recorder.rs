@@ -171,7 +171,6 @@ impl DeviceService for RecorderServer {
             grid_constants: version >= 70,
             clusters: version >= 90,
             elect_sync: version >= 90,
-            ..Default::default()
         };
         let options = CompilationOptions { warp_size: 32, supports_features };
         Self { options, utilities: Arc::new(utilities), memory, emulator, failure: None }

@@ -16,7 +16,7 @@ pub(super) const fn place(bits: usize, j: usize) -> (u32, u32) {
 #[cube]
 pub(super) fn codes(word: u32, #[comptime] bits: usize, #[comptime] j: usize) -> Pair {
     let (shift, bit) = comptime!(place(bits, j));
-    let mask = comptime!(((1u32 << bits) - 1) * 0x0001_0001 << bit);
+    let mask = comptime!((((1u32 << bits) - 1) * 0x0001_0001) << bit);
     // Written as two statements the compiler would shift by 0, too.
     if comptime!(shift == 0) {
         Pair::reinterpret(word & mask)
@@ -96,7 +96,7 @@ pub(super) fn undo(run: usize, #[comptime] bits: usize, #[comptime] k: usize) ->
     let pairs = comptime!(16 / bits);
     let even = comptime!(reciprocal(bits, k % pairs));
     if comptime!(pairs == 8) {
-        select(run % 2 == 0, even, comptime!(reciprocal(bits, k + 4)))
+        select(run % 2 == 1, comptime!(reciprocal(bits, k + 4)), even)
     } else {
         even.runtime()
     }
