@@ -14,6 +14,7 @@ mod nvrtc;
 mod problems;
 mod recorder;
 mod report;
+mod shared;
 mod toolchain;
 
 pub use devices::{Architecture, DEVICES, Device, Limits};

@@ -146,6 +146,12 @@ impl SplitConfig {
         self.page_tokens / self.value_word()
     }
 
+    /// Groups that a warp takes at once: two, so that twice the loads are in flight, if all warps
+    /// then end at the end of the split.
+    pub(super) fn groups_at_once(&self) -> usize {
+        if self.split_groups().is_multiple_of(2 * self.warps()) { 2 } else { 1 }
+    }
+
     /// 128-bit words from one row of channels to the next in shared memory. This and the strides
     /// below are powers of two, from 8 on, so that constant parts of an index meet no carry and
     /// become offsets of instructions. Where lanes read different rows, row `r` holds word `i` at
