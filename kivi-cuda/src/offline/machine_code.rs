@@ -142,7 +142,10 @@ fn fields(text: &str, bits: u32, masks: Masks) -> u32 {
         Masks::Pairs => (ones | ones << 16, 16, 2),
         Masks::Single => (ones, 32, 1),
     };
-    let immediates = text.split([',', ' ']).filter_map(|word| word.strip_prefix("0x"));
+    // Behind the three inputs come the truth table, an immediate, too, and a predicate.
+    let mut operands: Vec<&str> = text.split(',').collect();
+    operands.truncate(operands.len().saturating_sub(2));
+    let immediates = operands.into_iter().filter_map(|operand| operand.trim().strip_prefix("0x"));
     let mut immediates = immediates.filter_map(|hex| u64::from_str_radix(hex, 16).ok());
     let is_mask = |mask: u64| (0..=width - bits).any(|shift| mask == field << shift);
     if immediates.any(is_mask) { count } else { 0 }

@@ -4,7 +4,6 @@ use super::cache::{Pages, Random, Shape, attend, client};
 use cubecl::prelude::*;
 use kivi_kernels::kernels::splits::{self, Routine, SplitAttention, SplitConfig};
 
-const SPLIT: usize = 512;
 const MATRIX: Routine = Routine::Matrix;
 const PLANE: Routine = Routine::Plane;
 
@@ -26,15 +25,17 @@ struct Case {
     /// Row `r` sees only the token `window + 7·r`.
     window: Option<usize>,
     cap: Option<f32>,
+    /// Tokens of a split.
+    split: usize,
 }
 
 fn case(routine: Routine, shape: Shape, lengths: &[usize], rows: usize) -> Case {
     let lengths = lengths.to_vec();
-    Case { routine, shape, lengths, rows, query_size: 1.0, window: None, cap: None }
+    Case { routine, shape, lengths, rows, query_size: 1.0, window: None, cap: None, split: 512 }
 }
 
 fn run(case: Case) -> Option<Errors> {
-    let Case { routine, shape, lengths, rows, query_size, window, cap } = case;
+    let Case { routine, shape, lengths, rows, query_size, window, cap, split: split_tokens } = case;
     let lengths = &lengths[..];
     let client = client()?;
     let mut random = Random::new(1);
@@ -48,11 +49,11 @@ fn run(case: Case) -> Option<Errors> {
         head_dim: shape.head_dim,
         kv_heads: shape.kv_heads,
         page_tokens: shape.page_tokens,
-        split_tokens: SPLIT,
+        split_tokens,
         soft_cap: cap.is_some(),
     };
     let (heads, width) = (shape.kv_heads, shape.head_dim);
-    let splits = longest.div_ceil(SPLIT);
+    let splits = longest.div_ceil(split_tokens);
     let max_pages = longest.div_ceil(shape.page_tokens) + 1;
 
     // One arena for all sequences.
@@ -122,8 +123,8 @@ fn run(case: Case) -> Option<Errors> {
                     let partial = ((s * heads + head) * splits + split) * rows + row;
                     let [max, total] = [extremes[2 * partial], extremes[2 * partial + 1]];
                     let (from, to) = visible(s, row);
-                    let from = from.max(split * SPLIT);
-                    let to = to.min((split + 1) * SPLIT).min(lengths[s]);
+                    let from = from.max(split * split_tokens);
+                    let to = to.min((split + 1) * split_tokens).min(lengths[s]);
                     if from >= to {
                         assert_eq!(total, 0.0, "sequence {s}, split {split}, row {row}");
                         continue;
@@ -235,6 +236,14 @@ fn outliers() {
     for routine in [MATRIX, PLANE] {
         let shape = Shape { outliers: 50.0, magnitude: (0.05, 1.0), ..shape(2, 128, 32) };
         check(case(routine, shape, &[512], 1));
+    }
+}
+
+#[test]
+fn shorter_splits() {
+    for routine in [MATRIX, PLANE] {
+        let case = case(routine, shape(2, 128, 32), &[352], 1);
+        check(Case { split: 256, ..case });
     }
 }
 

@@ -35,7 +35,7 @@ pub struct SplitConfig {
     pub head_dim: usize,
     /// Kv heads of the layer.
     pub kv_heads: usize,
-    /// A multiple of `group_size`, and of `4 · 32 / value_bits` or a divisor of it.
+    /// A multiple of `group_size`.
     pub page_tokens: usize,
     /// Tokens of a cube: 256 or 512, a multiple of `page_tokens`.
     pub split_tokens: usize,
@@ -147,9 +147,11 @@ impl SplitConfig {
     }
 
     /// Groups that a warp takes at once: two, so that twice the loads are in flight, if all warps
-    /// then end at the end of the split.
+    /// then end at the end of the split; registers of two query rows without matrix units would
+    /// spill.
     pub(super) fn groups_at_once(&self) -> usize {
-        if self.split_groups().is_multiple_of(2 * self.warps()) { 2 } else { 1 }
+        let registers = self.routine == Routine::Matrix || self.rows == 1;
+        if registers && self.split_groups().is_multiple_of(2 * self.warps()) { 2 } else { 1 }
     }
 
     /// 128-bit words from one row of channels to the next in shared memory. This and the strides
