@@ -14,12 +14,13 @@ mod nvrtc;
 mod problems;
 mod recorder;
 mod report;
+mod shared;
 mod toolchain;
 
 pub use devices::{Architecture, DEVICES, Device, Limits};
 pub use error::CodegenError;
-pub use machine_code::{CodeLoop, MachineCode, inspect};
-pub use problems::{Problem, problems};
+pub use machine_code::{CodeLoop, MachineCode, Masks, inspect};
+pub use problems::{Launch, Problem, problems};
 pub use recorder::{Recorded, Recorder, RecorderDevice, RecorderServer, emulated, record};
 pub use report::{Kernel, Loop, Report};
 pub use toolchain::{Assembled, Toolchain};

@@ -33,6 +33,16 @@ pub struct CodeLoop {
     pub narrow_loads: u32,
 }
 
+/// How a kernel takes codes out of words, which is how they are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Masks {
+    /// Two at a time, 16 bits apart.
+    Pairs,
+    /// One at a time. The arithmetic of addresses in a loop may look the same (`lane & 3`): look at
+    /// the machine code before trusting the count.
+    Single,
+}
+
 /// What [`inspect`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineCode {
@@ -45,15 +55,14 @@ pub struct MachineCode {
 
 /// The loops of a disassembly that unpack codes of `bits` bits, and what is outside of them.
 ///
-/// A code is counted where a word is masked: an immediate of one field of `bits` ones, or two
-/// fields 16 bits apart, which a pair of halves has. So a loop that the compiler unrolled counts
+/// A code is counted where a word is masked, by the immediate of `bits` ones. So a loop that the compiler unrolled counts
 /// right. A loop is a backward branch; nested ones belong to the outermost. Copies that the
 /// compiler put behind an unconditional exit (for divergent barriers) do not count.
 ///
 /// # Errors
 ///
 /// [`CodegenError::Unreadable`] if there are no instructions.
-pub fn inspect(disassembly: &str, bits: u32) -> Result<MachineCode, CodegenError> {
+pub fn inspect(disassembly: &str, bits: u32, masks: Masks) -> Result<MachineCode, CodegenError> {
     let (instructions, labels) = parse(disassembly);
     if instructions.is_empty() {
         let what = "nvdisasm: no instructions".to_owned();
@@ -92,7 +101,7 @@ pub fn inspect(disassembly: &str, bits: u32) -> Result<MachineCode, CodegenError
     for (start, end) in outermost {
         let body: Vec<_> =
             instructions.iter().filter(|i| (start..=end).contains(&i.address)).collect();
-        let counted = count(&body, bits);
+        let counted = count(&body, bits, masks);
         if counted.codes > 0 {
             let padding = counted.opcodes.get("NOP").copied().unwrap_or(0);
             code.outside -= counted.instructions - padding;
@@ -102,7 +111,7 @@ pub fn inspect(disassembly: &str, bits: u32) -> Result<MachineCode, CodegenError
     Ok(code)
 }
 
-fn count(body: &[&Instruction], bits: u32) -> CodeLoop {
+fn count(body: &[&Instruction], bits: u32, masks: Masks) -> CodeLoop {
     let mut opcodes = BTreeMap::new();
     let (mut codes, mut wide_loads, mut narrow_loads) = (0, 0, 0);
     for instruction in body {
@@ -110,7 +119,7 @@ fn count(body: &[&Instruction], bits: u32) -> CodeLoop {
         let family = opcode.split('.').next().unwrap_or(opcode);
         *opcodes.entry(family.to_owned()).or_insert(0) += 1;
         match family {
-            "LOP3" => codes += fields(&instruction.text, bits),
+            "LOP3" => codes += fields(&instruction.text, bits, masks),
             "LDG" if opcode.contains(".128") => wide_loads += 1,
             "LDG" => narrow_loads += 1,
             _ => {}
@@ -126,16 +135,20 @@ fn count(body: &[&Instruction], bits: u32) -> CodeLoop {
     }
 }
 
-/// Fields of codes that a LOP3 masks: two if its immediate holds a pair, else none.
-///
-/// Single fields would also match the arithmetic of addresses (`lane & 3`).
-fn fields(text: &str, bits: u32) -> u32 {
+/// Codes that a LOP3 masks, by its immediate.
+fn fields(text: &str, bits: u32, masks: Masks) -> u32 {
     let ones = (1_u64 << bits) - 1;
-    let pair = ones | ones << 16;
-    let immediates = text.split([',', ' ']).filter_map(|word| word.strip_prefix("0x"));
-    let masks = immediates.filter_map(|hex| u64::from_str_radix(hex, 16).ok());
-    let is_pair = |mask: u64| (0..=16 - bits).any(|shift| mask == pair << shift);
-    2 * u32::from(masks.into_iter().any(is_pair))
+    let (field, width, count) = match masks {
+        Masks::Pairs => (ones | ones << 16, 16, 2),
+        Masks::Single => (ones, 32, 1),
+    };
+    // Behind the three inputs come the truth table, an immediate, too, and a predicate.
+    let mut operands: Vec<&str> = text.split(',').collect();
+    operands.truncate(operands.len().saturating_sub(2));
+    let immediates = operands.into_iter().filter_map(|operand| operand.trim().strip_prefix("0x"));
+    let mut immediates = immediates.filter_map(|hex| u64::from_str_radix(hex, 16).ok());
+    let is_mask = |mask: u64| (0..=width - bits).any(|shift| mask == field << shift);
+    if immediates.any(is_mask) { count } else { 0 }
 }
 
 /// Instructions, and addresses of labels.
@@ -208,7 +221,7 @@ mod tests {
 
     #[test]
     fn loops_and_masks() {
-        let code = inspect(TEXT, 2).unwrap();
+        let code = inspect(TEXT, 2, Masks::Pairs).unwrap();
         let loops = code.loops;
         assert_eq!(loops.len(), 1, "the copy behind the exit does not count");
         assert_eq!(loops[0].instructions, 7);
@@ -217,7 +230,8 @@ mod tests {
         assert_eq!((loops[0].wide_loads, loops[0].narrow_loads), (1, 0));
         assert_eq!(loops[0].opcodes["LOP3"], 3);
         assert_eq!(code.outside, 3, "two before, the exit behind");
-        assert!(inspect(TEXT, 4).unwrap().loops.is_empty());
-        assert!(inspect("", 2).is_err());
+        assert_eq!(inspect(TEXT, 2, Masks::Single).unwrap().loops[0].codes, 1);
+        assert!(inspect(TEXT, 4, Masks::Pairs).unwrap().loops.is_empty());
+        assert!(inspect("", 2, Masks::Pairs).is_err());
     }
 }

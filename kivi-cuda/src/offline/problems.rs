@@ -1,8 +1,11 @@
 //! The launches that the report is about.
 
-use super::Recorder;
+use super::{Masks, Recorder};
 use cubecl::prelude::*;
 use kivi_kernels::kernels::splits::{self, Routine, SplitAttention, SplitConfig};
+
+/// Launch code of `kivi-kernels`; may launch several kernels.
+pub type Launch = Box<dyn Fn(&ComputeClient<Recorder>) -> Result<(), String>>;
 
 /// A launch, and what to count in its kernels.
 pub struct Problem {
@@ -12,12 +15,14 @@ pub struct Problem {
     pub bits: u32,
     /// Elements of a group.
     pub group_size: u32,
-    /// Codes that a thread unpacks in one launch, all loops together.
+    /// How codes are taken out of words.
+    pub masks: Masks,
+    /// Codes that a thread unpacks in one launch, all loops together; 0 without any.
     pub codes_per_thread: u32,
     /// The loops that unpack codes, in the order of the code: of the one kernel that has any.
     pub loops: &'static [&'static str],
-    /// Runs the launch code; may launch several kernels.
-    pub launch: Box<dyn Fn(&ComputeClient<Recorder>) -> Result<(), String>>,
+    /// Launches.
+    pub launch: Launch,
 }
 
 /// All, in the order of the report.
@@ -77,6 +82,7 @@ fn split(routine: Routine, rows: usize, bits: usize, head_dim: usize) -> Problem
         name: format!("{name}, rows: {rows}, bits: {bits}, head_dim: {head_dim}"),
         bits: bits as u32,
         group_size: 32,
+        masks: Masks::Pairs,
         // Keys and values of a split; a warp per 32 channels.
         codes_per_thread: 2 * 512,
         loops: &["keys", "values"],

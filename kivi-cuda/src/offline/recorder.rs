@@ -6,6 +6,7 @@
 //! capability, so that host code which asks for features takes the same branches.
 
 use super::emulator::{self, Grid, HostStorage};
+use super::shared::settle;
 use super::{Architecture, CodegenError, Toolchain};
 use cubecl::bytes::Bytes;
 use cubecl::cuda::{CudaCompiler, CudaRuntime};
@@ -48,7 +49,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub struct Recorded {
     /// The name of the Rust function; all compile-time variants share it.
     pub entry: String,
-    /// CUDA C++.
+    /// CUDA C++; shared arrays lie in the order of the code, where CubeCL's own places are random.
     pub source: String,
     /// Dynamic shared memory, in bytes.
     pub shared_bytes: usize,
@@ -171,7 +172,6 @@ impl DeviceService for RecorderServer {
             grid_constants: version >= 70,
             clusters: version >= 90,
             elect_sync: version >= 90,
-            ..Default::default()
         };
         let options = CompilationOptions { warp_size: 32, supports_features };
         Self { options, utilities: Arc::new(utilities), memory, emulator, failure: None }
@@ -425,12 +425,12 @@ impl ComputeServer for RecorderServer {
         let compiled =
             kernel.compile(&mut Default::default(), &self.options, mode, kernel.address_type());
         let recorded = match compiled {
-            Ok(kernel) => Ok(Recorded {
-                entry: kernel.entrypoint_name,
-                source: kernel.source,
-                shared_bytes: kernel.repr.map_or(0, |repr| repr.shared_memory_size()),
-                block: [kernel.cube_dim.x, kernel.cube_dim.y, kernel.cube_dim.z],
-            }),
+            Ok(kernel) => {
+                let bytes = kernel.repr.map_or(0, |repr| repr.shared_memory_size());
+                let (source, shared_bytes) = settle(kernel.source, bytes);
+                let block = [kernel.cube_dim.x, kernel.cube_dim.y, kernel.cube_dim.z];
+                Ok(Recorded { entry: kernel.entrypoint_name, source, shared_bytes, block })
+            }
             Err(error) => Err(error.to_string()),
         };
         if self.emulator.is_some() {

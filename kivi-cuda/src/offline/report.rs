@@ -158,6 +158,17 @@ impl Report {
             let _ = writeln!(page, "\n## {architecture}\n");
             page += COUNT_COLUMNS;
             for kernel in self.kernels.iter().filter(|k| k.architecture == architecture) {
+                if kernel.loops.is_empty() {
+                    let _ = writeln!(
+                        page,
+                        "| {}: {} | – | – | – | – | – | {} | {} | {} | – |",
+                        kernel.problem,
+                        kernel.function,
+                        kernel.registers,
+                        kernel.spill_bytes,
+                        kernel.shared_bytes,
+                    );
+                }
                 for (i, l) in kernel.loops.iter().enumerate() {
                     let (name, whole) = match i {
                         0 => (kernel.problem.as_str(), format!("{:.2}", kernel.per_code())),
@@ -207,10 +218,16 @@ impl Report {
                 let name = if i == 0 { kernel.problem.as_str() } else { "" };
                 let share = |time: f64| format!("{:.0} %", 100.0 * time / memory);
                 let matrix = if l.matrix_products == 0 { "–".into() } else { share(matrix) };
+                // Of the whole kernel, beside what reading its codes takes.
+                let whole = if i == 0 {
+                    share(issue * kernel.per_code() / l.per_code())
+                } else {
+                    String::new()
+                };
                 let flight = f64::from(warps * l.wide_loads) * 0.5;
                 let _ = writeln!(
                     page,
-                    "| {name} | {} | {:.3} | {} | {matrix} | {bound} | {warps} | {flight:.1} |",
+                    "| {name} | {} | {:.3} | {} | {whole} | {matrix} | {bound} | {warps} | {flight:.1} |",
                     l.name,
                     memory,
                     share(issue),
@@ -242,12 +259,12 @@ Instructions are those of the whole loop: addresses, loads, folding, products, s
 instructions of a thread over codes that it unpacks; a product of matrix units is one instruction
 and serves up to 8 query rows. *whole* is the same for the whole kernel, with all that is outside
 the loops (parameters, softmax, results), for a full split of 512 tokens; the average over keys and
-values.
+values. With 8 query rows the softmax of 8 rows is in it.
 
 For a device, *memory* is the time per code that reading 3/8 of a byte (2-bit codes, groups of 32;
 5/8 at 4 bits) takes at the published bandwidth, in picoseconds; *issue* and *matrix units* are the
-times that the schedulers and the matrix units need, as shares of it. Below 100 % memory is the
-bound. *in flight* are the KiB that the resident warps ask for at once.
+times that the schedulers and the matrix units need, as shares of it, *whole* the schedulers' for
+the whole kernel. Below 100 % memory is the bound. *in flight* are the KiB that the resident warps ask for at once.
 ";
 
 const COUNT_COLUMNS: &str = "\
@@ -256,8 +273,8 @@ const COUNT_COLUMNS: &str = "\
 ";
 
 const BOUND_COLUMNS: &str = "\
-| kernel | loop | memory, ps | issue | matrix units | bound | resident warps | in flight |
-|---|---|---:|---:|---:|---|---:|---:|
+| kernel | loop | memory, ps | issue | whole | matrix units | bound | resident warps | in flight |
+|---|---|---:|---:|---:|---:|---|---:|---:|
 ";
 
 /// Writes what a kernel became to `folder`.
@@ -286,7 +303,7 @@ fn describe(
     kernel: &Recorded,
     assembled: &Assembled,
 ) -> Result<Kernel, CodegenError> {
-    let code = inspect(&assembled.machine_code, problem.bits)?;
+    let code = inspect(&assembled.machine_code, problem.bits, problem.masks)?;
     let dynamic = u32::try_from(kernel.shared_bytes).unwrap_or(u32::MAX);
     // A scale and a zero of 16 bits per group.
     let bits = f64::from(problem.bits) + 32.0 / f64::from(problem.group_size);

@@ -68,6 +68,8 @@ pub(crate) struct Shape {
     pub(crate) page_tokens: usize,
     /// What scales are multiplied with, of keys and of values.
     pub(crate) magnitude: (f32, f32),
+    /// What the scales of every sixteenth channel of keys are multiplied with, too.
+    pub(crate) outliers: f32,
 }
 
 impl Pages {
@@ -90,8 +92,11 @@ impl Pages {
             (0..pages).rev().map(|page| (64 + page * page_words) as u32).collect();
         for &base in &table {
             let base = base as usize;
-            for word in &mut arena[base + key_parameters..base + value_codes] {
-                *word = random.parameters(shape.magnitude.0);
+            for (i, word) in arena[base + key_parameters..base + value_codes].iter_mut().enumerate()
+            {
+                // head_dim is a multiple of 16.
+                let outlier = if i % 16 == 5 { shape.outliers } else { 1.0 };
+                *word = random.parameters(shape.magnitude.0 * outlier);
             }
             for word in &mut arena[base + value_parameters..base + page_words] {
                 *word = random.parameters(shape.magnitude.1);
@@ -127,23 +132,23 @@ impl Pages {
 pub(crate) fn attend(
     query: &[f32],
     scale: f64,
+    cap: Option<f64>,
     keys: &[Vec<f64>],
     values: &[Vec<f64>],
     range: std::ops::Range<usize>,
 ) -> (Vec<f64>, f64, Vec<f64>) {
     let dot = |key: &Vec<f64>| -> f64 {
-        scale * key.iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum::<f64>()
+        let logit = scale * key.iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum::<f64>();
+        cap.map_or(logit, |cap| cap * (logit / cap).tanh())
     };
     let logits: Vec<f64> = keys[range.clone()].iter().map(dot).collect();
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = logits.iter().map(|l| (l - largest).exp()).collect();
     let total: f64 = weights.iter().sum();
+    // Without values, only the logits are wanted.
+    let values = values.get(range).unwrap_or_default();
     let channels = values.first().map_or(0, Vec::len);
-    let output = (0..channels)
-        .map(|c| {
-            let terms = values[range.clone()].iter().zip(&weights);
-            terms.map(|(v, w)| v[c] * w).sum::<f64>() / total
-        })
-        .collect();
+    let sum = |c: usize| values.iter().zip(&weights).map(|(v, w)| v[c] * w).sum::<f64>();
+    let output = (0..channels).map(|c| sum(c) / total).collect();
     (logits, total, output)
 }

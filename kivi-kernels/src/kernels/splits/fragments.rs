@@ -16,8 +16,8 @@ pub(super) const fn place(bits: usize, j: usize) -> (u32, u32) {
 #[cube]
 pub(super) fn codes(word: u32, #[comptime] bits: usize, #[comptime] j: usize) -> Pair {
     let (shift, bit) = comptime!(place(bits, j));
-    let mask = comptime!(((1u32 << bits) - 1) * 0x0001_0001 << bit);
-    // Written as two statements the compiler would shift by 0, too.
+    let mask = comptime!((((1u32 << bits) - 1) * 0x0001_0001) << bit);
+    // A shift by 0 would be emitted, too.
     if comptime!(shift == 0) {
         Pair::reinterpret(word & mask)
     } else {
@@ -96,7 +96,7 @@ pub(super) fn undo(run: usize, #[comptime] bits: usize, #[comptime] k: usize) ->
     let pairs = comptime!(16 / bits);
     let even = comptime!(reciprocal(bits, k % pairs));
     if comptime!(pairs == 8) {
-        select(run % 2 == 0, even, comptime!(reciprocal(bits, k + 4)))
+        select(run % 2 == 1, comptime!(reciprocal(bits, k + 4)), even)
     } else {
         even.runtime()
     }
@@ -112,4 +112,30 @@ fn reciprocal(bits: usize, j: usize) -> f32 {
 #[cube]
 pub(super) fn key_unit(power: i32) -> f32 {
     power_of_two(power + 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    /// Every code at every place of a word: masked, it is the half that the kernels take it for.
+    #[test]
+    fn masked_codes_are_denormals() {
+        for bits in [2, 4, 8] {
+            for j in 0..16 / bits {
+                let (shift, bit) = place(bits, j);
+                let mask = ((1_u32 << bits) - 1) << bit;
+                for code in 0..1_u32 << bits {
+                    for high in [0, 16] {
+                        let word = code << (high + bits * j) | !(mask << shift << high);
+                        let half = (word >> high >> shift) as u16 & mask as u16;
+                        let expected = f64::from(code) * f64::from(bit as i32 - 24).exp2();
+                        assert_eq!(f16::from_bits(half).to_f64(), expected, "{bits} bits, {j}");
+                    }
+                }
+                assert_eq!(reciprocal(bits, j), (-(bit as f32)).exp2());
+            }
+        }
+    }
 }

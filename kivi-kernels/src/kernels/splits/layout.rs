@@ -35,7 +35,7 @@ pub struct SplitConfig {
     pub head_dim: usize,
     /// Kv heads of the layer.
     pub kv_heads: usize,
-    /// A multiple of `group_size`, and of `4 · 32 / value_bits` or a divisor of it.
+    /// A multiple of `group_size`.
     pub page_tokens: usize,
     /// Tokens of a cube: 256 or 512, a multiple of `page_tokens`.
     pub split_tokens: usize,
@@ -146,6 +146,14 @@ impl SplitConfig {
         self.page_tokens / self.value_word()
     }
 
+    /// Groups that a warp takes at once: two, so that twice the loads are in flight, if all warps
+    /// then end at the end of the split; registers of two query rows without matrix units would
+    /// spill.
+    pub(super) fn groups_at_once(&self) -> usize {
+        let registers = self.routine == Routine::Matrix || self.rows == 1;
+        if registers && self.split_groups().is_multiple_of(2 * self.warps()) { 2 } else { 1 }
+    }
+
     /// 128-bit words from one row of channels to the next in shared memory. This and the strides
     /// below are powers of two, from 8 on, so that constant parts of an index meet no carry and
     /// become offsets of instructions. Where lanes read different rows, row `r` holds word `i` at
@@ -185,5 +193,55 @@ impl SplitConfig {
     /// Rounds in which the warps go through the query rows.
     pub(super) fn row_rounds(&self) -> usize {
         self.rows.div_ceil(self.warps())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: SplitConfig = SplitConfig {
+        routine: Routine::Matrix,
+        rows: 8,
+        key_bits: 2,
+        value_bits: 4,
+        group_size: 32,
+        head_dim: 80,
+        kv_heads: 3,
+        page_tokens: 64,
+        split_tokens: 512,
+        soft_cap: false,
+    };
+
+    /// By hand: codes take their bits, and each group a word.
+    #[test]
+    fn pages() {
+        assert_eq!(CONFIG.refusal(), None);
+        // 64 tokens of 80 channels: 2 and 4 bits of 32; 2 groups of tokens, 3 of channels.
+        let head = 64 * 80 * 2 / 32 + 2 * 80 + 64 * 80 * 4 / 32 + 64 * 3;
+        assert_eq!(CONFIG.page_words(), 3 * head);
+        assert_eq!(CONFIG.warps(), 3, "the last one half full");
+    }
+
+    #[test]
+    fn what_cannot_be_compiled_is_refused() {
+        let refused = [
+            SplitConfig { rows: 4, ..CONFIG },
+            SplitConfig { routine: Routine::Plane, ..CONFIG },
+            SplitConfig { routine: Routine::Plane, rows: 1, ..CONFIG },
+            SplitConfig { routine: Routine::Plane, rows: 1, head_dim: 64, key_bits: 8, ..CONFIG },
+            SplitConfig { key_bits: 3, ..CONFIG },
+            SplitConfig { group_size: 16, ..CONFIG },
+            SplitConfig { head_dim: 72, ..CONFIG },
+            SplitConfig { head_dim: 0, ..CONFIG },
+            SplitConfig { head_dim: 512, ..CONFIG },
+            SplitConfig { page_tokens: 48, ..CONFIG },
+            SplitConfig { page_tokens: 0, ..CONFIG },
+            SplitConfig { split_tokens: 1024, ..CONFIG },
+            SplitConfig { page_tokens: 96, ..CONFIG },
+        ];
+        for config in refused {
+            assert!(config.refusal().is_some(), "{config:?}");
+        }
     }
 }

@@ -90,77 +90,90 @@ pub(super) fn logits(
     let tokens = comptime!(config.group_size / 4);
     let lane_at = head * comptime!(page_groups * group_words) + tig * tokens + gid;
 
-    let mut group = UNIT_POS_Y as usize;
-    while group < groups {
-        let at = bases[group / page_groups] as usize + group % page_groups * group_words + lane_at;
-        // All 128-bit loads of the group first.
-        let mut words = Array::<Words>::new(comptime!(loads * config.group_size / 32));
-        #[unroll]
-        for s in 0..loads {
-            let mut at = at + comptime!(4 * s * tokens);
-            if comptime!(4 * s + 3 >= config.chunks()) {
-                // A chunk that does not exist is multiplied by zero: any words will do.
-                let missing = max(tig + comptime!(4 * s + 1), config.chunks()) - config.chunks();
-                at -= missing * tokens;
-            }
-            #[unroll]
-            for tile in 0..comptime!(config.group_size / 32) {
-                words[comptime!(s * config.group_size / 32 + tile)] =
-                    wide[at + comptime!(8 * tile)];
-            }
-        }
-        let mut b = Array::<Pair>::new(comptime!(config.key_pairs()));
-        let row = group * comptime!(config.channel_stride());
-        load_pairs(scales, row, 0usize, &mut b, false, config);
-        #[unroll]
-        for i in 0..comptime!(config.key_pairs()) {
-            b[i] = q[i] * b[i];
-        }
-        let mut start = Sums::empty();
-        start[0] = bias[group * config.rows + tig * 2];
-        start[1] = bias[group * config.rows + tig * 2 + 1];
+    let tiles = comptime!(config.group_size / 32);
+    let at_once = comptime!(config.groups_at_once());
 
+    let mut next = UNIT_POS_Y as usize;
+    while next < groups {
+        // All 128-bit loads first. A group behind the last has scales and zeros 0.
+        let mut words = Array::<Words>::new(comptime!(at_once * loads * tiles));
         #[unroll]
-        for tile in 0..comptime!(config.group_size / 32) {
-            let mut even = Array::<Sums>::new(2usize);
-            let mut odd = Array::<Sums>::new(2usize);
-            even[0] = start;
-            even[1] = start;
-            odd[0] = start;
-            odd[1] = start;
+        for u in 0..at_once {
+            let group = next + comptime!(u * config.warps());
+            let at =
+                bases[group / page_groups] as usize + group % page_groups * group_words + lane_at;
             #[unroll]
             for s in 0..loads {
-                let word = words[comptime!(s * config.group_size / 32 + tile)];
+                let mut at = at + comptime!(4 * s * tokens);
+                if comptime!(4 * s + 3 >= config.chunks()) {
+                    // A chunk that does not exist is multiplied by zero: any words will do.
+                    let missing =
+                        max(tig + comptime!(4 * s + 1), config.chunks()) - config.chunks();
+                    at -= missing * tokens;
+                }
                 #[unroll]
-                for step in 0..comptime!(pairs / 2) {
-                    let mut columns = Array::<Pair>::new(2usize);
-                    let mut first = Array::<Pair>::new(4usize);
-                    let mut second = Array::<Pair>::new(4usize);
-                    #[unroll]
-                    for half in 0..2usize {
-                        let j = comptime!(2 * step + half);
-                        columns[half] = b[comptime!(s * pairs + j)];
-                        first[comptime!(2 * half)] = codes(word[0], config.key_bits, j);
-                        first[comptime!(2 * half + 1)] = codes(word[1], config.key_bits, j);
-                        second[comptime!(2 * half)] = codes(word[2], config.key_bits, j);
-                        second[comptime!(2 * half + 1)] = codes(word[3], config.key_bits, j);
-                    }
-                    def.execute_inplace(&first, &columns, &mut even);
-                    def.execute_inplace(&second, &columns, &mut odd);
+                for tile in 0..tiles {
+                    words[comptime!((u * loads + s) * tiles + tile)] =
+                        wide[at + comptime!(8 * tile)];
                 }
             }
-            let at = group * comptime!(config.group_size / 4) + comptime!(8 * tile);
+        }
+        #[unroll]
+        for u in 0..at_once {
+            let group = next + comptime!(u * config.warps());
+            let mut b = Array::<Pair>::new(comptime!(config.key_pairs()));
+            let row = group * comptime!(config.channel_stride());
+            load_pairs(scales, row, 0usize, &mut b, false, config);
             #[unroll]
-            for column in 0..2usize {
-                let mut four = Words::empty();
-                four[0] = u32::reinterpret(even[0][column]);
-                four[1] = u32::reinterpret(even[1][column]);
-                four[2] = u32::reinterpret(odd[0][column]);
-                four[3] = u32::reinterpret(odd[1][column]);
-                let row = tig * 2 + column;
-                logits[row * stride + (gid ^ row) + at] = four;
+            for i in 0..comptime!(config.key_pairs()) {
+                b[i] = q[i] * b[i];
+            }
+            let mut start = Sums::empty();
+            start[0] = bias[group * config.rows + tig * 2];
+            start[1] = bias[group * config.rows + tig * 2 + 1];
+
+            #[unroll]
+            for tile in 0..tiles {
+                let mut even = Array::<Sums>::new(2usize);
+                let mut odd = Array::<Sums>::new(2usize);
+                even[0] = start;
+                even[1] = start;
+                odd[0] = start;
+                odd[1] = start;
+                #[unroll]
+                for s in 0..loads {
+                    let word = words[comptime!((u * loads + s) * tiles + tile)];
+                    #[unroll]
+                    for step in 0..comptime!(pairs / 2) {
+                        let mut columns = Array::<Pair>::new(2usize);
+                        let mut first = Array::<Pair>::new(4usize);
+                        let mut second = Array::<Pair>::new(4usize);
+                        #[unroll]
+                        for half in 0..2usize {
+                            let j = comptime!(2 * step + half);
+                            columns[half] = b[comptime!(s * pairs + j)];
+                            first[comptime!(2 * half)] = codes(word[0], config.key_bits, j);
+                            first[comptime!(2 * half + 1)] = codes(word[1], config.key_bits, j);
+                            second[comptime!(2 * half)] = codes(word[2], config.key_bits, j);
+                            second[comptime!(2 * half + 1)] = codes(word[3], config.key_bits, j);
+                        }
+                        def.execute_inplace(&first, &columns, &mut even);
+                        def.execute_inplace(&second, &columns, &mut odd);
+                    }
+                }
+                let at = group * comptime!(config.group_size / 4) + comptime!(8 * tile);
+                #[unroll]
+                for column in 0..2usize {
+                    let mut four = Words::empty();
+                    four[0] = u32::reinterpret(even[0][column]);
+                    four[1] = u32::reinterpret(even[1][column]);
+                    four[2] = u32::reinterpret(odd[0][column]);
+                    four[3] = u32::reinterpret(odd[1][column]);
+                    let row = tig * 2 + column;
+                    logits[row * stride + (gid ^ row) + at] = four;
+                }
             }
         }
-        group += comptime!(config.warps());
+        next += comptime!(at_once * config.warps());
     }
 }

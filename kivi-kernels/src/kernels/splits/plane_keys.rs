@@ -103,67 +103,84 @@ pub(super) fn logits(
     let pairs = comptime!(config.key_word() / 2);
     let lane_at = head * comptime!(page_groups * group_words) + part * tokens + four;
 
-    let mut group = UNIT_POS_Y as usize;
-    while group < groups {
-        let at = bases[group / page_groups] as usize + group % page_groups * group_words + lane_at;
+    let tiles = comptime!(config.group_size / 32);
+    let at_once = comptime!(config.groups_at_once());
+
+    let mut next = UNIT_POS_Y as usize;
+    while next < groups {
+        // All 128-bit loads first. A group behind the last has scales and zeros 0.
+        let mut words = Array::<Words>::new(comptime!(at_once * tiles * loads));
         #[unroll]
-        for tile in 0..comptime!(config.group_size / 32) {
-            let mut words = Array::<Words>::new(loads);
+        for u in 0..at_once {
+            let group = next + comptime!(u * config.warps());
+            let at =
+                bases[group / page_groups] as usize + group % page_groups * group_words + lane_at;
             #[unroll]
-            for s in 0..loads {
-                words[s] = wide[at + comptime!(4 * s * tokens + 8 * tile)];
-            }
-            #[unroll]
-            for row in 0..config.rows {
-                let mut sums = Floats::new(0.0);
-                let row_at = (row * comptime!(config.split_groups()) + group) * eighths;
-                // Chains of 8 products in f16, then f32: at 4 bits two chunks, at 8 bits four.
-                let chunks = comptime!(8 / pairs);
+            for tile in 0..tiles {
                 #[unroll]
-                for run in 0..comptime!(loads.div_ceil(chunks)) {
-                    let mut chains = Array::<Pair>::new(4usize);
-                    #[unroll]
-                    for s in comptime!(run * chunks)..comptime!(loads.min((run + 1) * chunks)) {
-                        let mut q = Array::<u32>::new(pairs);
-                        let offset = comptime!(4 * s);
-                        chunk_pairs(folded, row_at, part, 0usize, &mut q, offset, pairs);
-                        let word = words[s];
-                        #[unroll]
-                        for token in 0..4usize {
-                            #[unroll]
-                            for j in 0..pairs {
-                                let product = Pair::reinterpret(q[j])
-                                    * codes(word[token], config.key_bits, j);
-                                if comptime!(j == 0 && s == run * chunks) {
-                                    chains[token] = product;
-                                } else {
-                                    chains[token] = chains[token] + product;
-                                }
-                            }
-                        }
-                    }
-                    #[unroll]
-                    for token in 0..4usize {
-                        let chain = chains[token];
-                        sums[token] = sums[token] + f32::cast_from(chain[0]);
-                        sums[token] = sums[token] + f32::cast_from(chain[1]);
-                    }
-                }
-                let start = bias[group * config.rows + row];
-                let mut out = Words::empty();
-                #[unroll]
-                for token in 0..4usize {
-                    let mut sum = sums[token];
-                    sum += plane_shuffle_xor(sum, 8u32);
-                    sum += plane_shuffle_xor(sum, 16u32);
-                    out[token] = u32::reinterpret(sum + start);
-                }
-                if part == 0 {
-                    let token = group * tokens + comptime!(8 * tile) + four;
-                    logits[comptime!(row * config.logit_stride()) + (token ^ row)] = out;
+                for s in 0..loads {
+                    words[comptime!((u * tiles + tile) * loads + s)] =
+                        wide[at + comptime!(4 * s * tokens + 8 * tile)];
                 }
             }
         }
-        group += comptime!(config.warps());
+        #[unroll]
+        for u in 0..at_once {
+            let group = next + comptime!(u * config.warps());
+            #[unroll]
+            for tile in 0..tiles {
+                #[unroll]
+                for row in 0..config.rows {
+                    let mut sums = Floats::new(0.0);
+                    let row_at = (row * comptime!(config.split_groups()) + group) * eighths;
+                    // Chains of 8 products in f16, then f32: at 4 bits two chunks, at 8 bits four.
+                    let chunks = comptime!(8 / pairs);
+                    #[unroll]
+                    for run in 0..comptime!(loads.div_ceil(chunks)) {
+                        let mut chains = Array::<Pair>::new(4usize);
+                        #[unroll]
+                        for s in comptime!(run * chunks)..comptime!(loads.min((run + 1) * chunks)) {
+                            let mut q = Array::<u32>::new(pairs);
+                            let offset = comptime!(4 * s);
+                            chunk_pairs(folded, row_at, part, 0usize, &mut q, offset, pairs);
+                            let word = words[comptime!((u * tiles + tile) * loads + s)];
+                            #[unroll]
+                            for token in 0..4usize {
+                                #[unroll]
+                                for j in 0..pairs {
+                                    let product = Pair::reinterpret(q[j])
+                                        * codes(word[token], config.key_bits, j);
+                                    if comptime!(j == 0 && s == run * chunks) {
+                                        chains[token] = product;
+                                    } else {
+                                        chains[token] = chains[token] + product;
+                                    }
+                                }
+                            }
+                        }
+                        #[unroll]
+                        for token in 0..4usize {
+                            let chain = chains[token];
+                            sums[token] = sums[token] + f32::cast_from(chain[0]);
+                            sums[token] = sums[token] + f32::cast_from(chain[1]);
+                        }
+                    }
+                    let start = bias[group * config.rows + row];
+                    let mut out = Words::empty();
+                    #[unroll]
+                    for token in 0..4usize {
+                        let mut sum = sums[token];
+                        sum += plane_shuffle_xor(sum, 8u32);
+                        sum += plane_shuffle_xor(sum, 16u32);
+                        out[token] = u32::reinterpret(sum + start);
+                    }
+                    if part == 0 {
+                        let token = group * tokens + comptime!(8 * tile) + four;
+                        logits[comptime!(row * config.logit_stride()) + (token ^ row)] = out;
+                    }
+                }
+            }
+        }
+        next += comptime!(at_once * config.warps());
     }
 }
