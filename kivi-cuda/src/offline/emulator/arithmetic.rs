@@ -84,6 +84,8 @@ enum Kind {
     SquareRoot,
     Tanh,
     Compare(Compare),
+    /// The opposite of a comparison that is false for NaN.
+    Unless(Compare),
     Select,
     Convert(Type),
     Permute,
@@ -139,6 +141,18 @@ impl Compute {
             "prmt" if parts.len() == 2 => Kind::Permute,
             "bfi" => Kind::Insert,
             "bfe" => Kind::Extract,
+            "setp" if parts.len() == 3 && parts[2] == "f32" && parts[1].ends_with('u') => {
+                // True if either is NaN.
+                Kind::Unless(match parts[1] {
+                    "equ" => Compare::Unequal,
+                    "neu" => Compare::Equal,
+                    "ltu" => Compare::GreaterEqual,
+                    "leu" => Compare::Greater,
+                    "gtu" => Compare::LessEqual,
+                    "geu" => Compare::Less,
+                    _ => return None,
+                })
+            }
             "setp" if parts.len() == 3 => Kind::Compare(match parts[1] {
                 "eq" => Compare::Equal,
                 "ne" => Compare::Unequal,
@@ -160,7 +174,7 @@ impl Compute {
     /// Bits of each of `parts` results.
     pub(super) fn result_bits(self, parts: usize) -> u32 {
         let bits = match self.kind {
-            Kind::Compare(_) => 1,
+            Kind::Compare(_) | Kind::Unless(_) => 1,
             Kind::Convert(to) => to.bits(),
             Kind::MultiplyWide | Kind::MultiplyAddWide => 2 * self.ty.bits(),
             _ => self.ty.bits(),
@@ -212,6 +226,10 @@ pub(super) fn evaluate(compute: Compute, sources: [u64; 4]) -> u64 {
             let [x, y, z] = [a, b, c].map(|bits| f32::from_bits(bits as u32));
             if let Kind::Compare(compare) = kind {
                 return floats_compare(compare, f64::from(x), f64::from(y)).into();
+            }
+            if let Kind::Unless(compare) = kind {
+                let opposite = floats_compare(compare, f64::from(x), f64::from(y));
+                return (!opposite).into();
             }
             u64::from(float(kind, x, y, z).to_bits())
         }
