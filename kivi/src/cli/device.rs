@@ -2,7 +2,10 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use kivi::{DecoderBackend, WeightFormat, models::Checkpoint};
+use kivi::{
+    DecoderBackend, WeightFormat,
+    models::{Checkpoint, KeyBiasMode, Llama},
+};
 
 /// Options that choose a backend.
 #[derive(Args, Clone, Debug)]
@@ -13,6 +16,16 @@ pub(super) struct DeviceOptions {
     /// Threads of the CPU backend; 0 is one per core.
     #[arg(long, env = "KIVI_THREADS", default_value_t = 0)]
     threads: usize,
+    /// Where the biases of key projections go: large ones beside the cache, which then keeps its
+    /// accuracy, or all into the cached keys, as others do.
+    #[arg(long, env = "KIVI_KEY_BIAS", value_enum, default_value = "beside")]
+    key_bias: KeyBias,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KeyBias {
+    Beside,
+    InKeys,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -25,8 +38,9 @@ enum DeviceName {
     CpuRef,
 }
 
-/// What is computed where, for the start-up line: backend, device, formats of the weights.
-pub(super) fn describe<B: DecoderBackend>(backend: &B, checkpoint: &Checkpoint) -> String {
+/// What is computed where, for the start-up line: backend, device, formats of the weights, key biases.
+pub(super) fn describe<B: DecoderBackend>(llama: &Llama<B>, checkpoint: &Checkpoint) -> String {
+    let backend = llama.backend();
     let capabilities = backend.capabilities();
     let stored = |format: &WeightFormat| {
         checkpoint.inventory().iter().any(|tensor| tensor.format == format.name())
@@ -37,7 +51,14 @@ pub(super) fn describe<B: DecoderBackend>(backend: &B, checkpoint: &Checkpoint) 
     });
     let weights: Vec<_> = weights.collect();
     let (name, device) = (capabilities.name, capabilities.device);
-    format!("{name}: {device}; weights: {}", weights.join(", "))
+    let biases = match llama.key_biases_beside() {
+        0 => String::new(),
+        layers => {
+            let all = llama.config().layers;
+            format!("; key biases of {layers} of {all} layers are kept beside the cache")
+        }
+    };
+    format!("{name}: {device}; weights: {}{biases}", weights.join(", "))
 }
 
 /// Something to do on whichever backend is chosen.
@@ -46,6 +67,19 @@ pub(super) trait Task {
 }
 
 impl DeviceOptions {
+    /// Loads a model as the options say.
+    pub(super) fn load<B: DecoderBackend>(
+        &self,
+        backend: B,
+        checkpoint: &Checkpoint,
+    ) -> Result<Llama<B>> {
+        let mode = match self.key_bias {
+            KeyBias::Beside => KeyBiasMode::Beside,
+            KeyBias::InKeys => KeyBiasMode::InKeys,
+        };
+        Ok(Llama::load_with(backend, checkpoint, mode)?)
+    }
+
     /// The instruction set of the chosen backend.
     pub(super) fn isa(&self) -> Result<&'static str> {
         match self.device {
