@@ -6,6 +6,7 @@ mod docs;
 mod emulated;
 mod peers;
 mod report;
+mod repro;
 mod shell;
 mod smoke;
 
@@ -43,6 +44,8 @@ enum Command {
     FetchModel,
     /// Measure kivi beside llama.cpp, which is fetched and compiled for it
     BenchPeers(peers::BenchPeers),
+    /// Reproduce a table or figure of the paper on a model at hand
+    Repro(repro::Repro),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
             report.step("default model", smoke::fetch);
         }
         Command::BenchPeers(bench) => bench.run(&mut report),
+        Command::Repro(repro) => repro.run(&mut report),
     }
     report.finish()
 }
