@@ -142,6 +142,9 @@ fn choices_are_scored_and_an_interrupted_run_is_resumed() {
     assert_eq!(share(&resumed["scores"]["acc"]), accuracy);
     // Another cache gives other answers.
     refused(&[&with_out[..], &["--cache", "f16"]].concat(), &["another run"]);
+    // So do other questions, even as many of them.
+    std::fs::write(&file, (1..7).map(line).collect::<String>()).unwrap();
+    refused(&with_out, &["another run"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use kivi::{
     DecoderBackend, WeightFormat,
-    models::{Checkpoint, KeyBiasMode, Llama},
+    models::{Checkpoint, Llama},
 };
 
 /// Options that choose a backend.
@@ -16,16 +16,6 @@ pub(super) struct DeviceOptions {
     /// Threads of the CPU backend; 0 is one per core.
     #[arg(long, env = "KIVI_THREADS", default_value_t = 0)]
     threads: usize,
-    /// Where the biases of key projections go: large ones beside the cache, which then keeps its
-    /// accuracy, or all into the cached keys, as others do.
-    #[arg(long, env = "KIVI_KEY_BIAS", value_enum, default_value = "beside")]
-    key_bias: KeyBias,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum KeyBias {
-    Beside,
-    InKeys,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -67,19 +57,6 @@ pub(super) trait Task {
 }
 
 impl DeviceOptions {
-    /// Loads a model as the options say.
-    pub(super) fn load<B: DecoderBackend>(
-        &self,
-        backend: B,
-        checkpoint: &Checkpoint,
-    ) -> Result<Llama<B>> {
-        let mode = match self.key_bias {
-            KeyBias::Beside => KeyBiasMode::Beside,
-            KeyBias::InKeys => KeyBiasMode::InKeys,
-        };
-        Ok(Llama::load_with(backend, checkpoint, mode)?)
-    }
-
     /// The instruction set of the chosen backend.
     pub(super) fn isa(&self) -> Result<&'static str> {
         match self.device {

@@ -3,7 +3,11 @@
 mod raster;
 
 use anyhow::{Result, anyhow, bail};
-use plotters::{coord::Shift, prelude::*};
+use plotters::{
+    coord::Shift,
+    prelude::*,
+    style::text_anchor::{HPos, Pos, VPos},
+};
 use raster::Raster;
 use std::path::Path;
 
@@ -110,8 +114,9 @@ impl Figure for HeatMap<'_> {
                 if self.percent {
                     let text = format!("{:.0}", 100.0 * value);
                     let ink = if share(value) > 0.6 { BLACK } else { WHITE };
-                    let style = ("sans-serif", 14).into_font().color(&ink);
-                    chart.draw_series([Text::new(text, (x + 0.4, y + 0.6), style)])?;
+                    let middle = Pos::new(HPos::Center, VPos::Center);
+                    let style = ("sans-serif", 14).into_font().color(&ink).pos(middle);
+                    chart.draw_series([Text::new(text, (x + 0.5, y + 0.5), style)])?;
                 }
             }
         }

@@ -259,7 +259,7 @@ impl Task for RunTask {
             );
         }
 
-        let llama = run.device.load(backend, &checkpoint)?;
+        let llama = run.model.load(backend, &checkpoint)?;
         if !run.json {
             eprintln!("{}", start_up_line(&run, &checkpoint, &llama, &cache));
         }

@@ -155,7 +155,7 @@ impl Task for Tuning {
         if chunks.len() < options.chunks {
             bail!("the text has {} chunks of {ctx} tokens, not {}", chunks.len(), options.chunks);
         }
-        let llama = options.device.load(backend, &checkpoint)?;
+        let llama = options.model.load(backend, &checkpoint)?;
         let (layers, levels) = (model.layers, options.levels.len());
         if !options.json {
             eprintln!(

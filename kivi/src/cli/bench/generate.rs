@@ -117,7 +117,7 @@ impl Task for Benchmark {
         }
         let text = Text::new(&model::tokenizer(&checkpoint)?)?;
         let (name, isa) = (backend.capabilities().name, options.device.isa()?);
-        let llama = options.device.load(backend, &checkpoint)?;
+        let llama = options.model.load(backend, &checkpoint)?;
         let report = Report::new(
             options.common.json.clone(),
             json!({

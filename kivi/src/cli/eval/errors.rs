@@ -112,7 +112,7 @@ impl Task for Measurement {
             std::fs::create_dir_all(folder)
                 .map_err(|error| anyhow!("cannot create {}: {error}", folder.display()))?;
         }
-        let llama = options.device.load(backend, &checkpoint)?;
+        let llama = options.model.load(backend, &checkpoint)?;
         if !options.json {
             eprintln!(
                 "{}; {}; {ctx} tokens, {} queries per layer, G = {}",

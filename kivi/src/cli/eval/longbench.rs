@@ -59,7 +59,7 @@ enum Metric {
 impl Metric {
     fn of(dataset: &str) -> Option<Self> {
         // LongBench-E names its data sets with a suffix.
-        Some(match dataset.trim_end_matches("_e") {
+        Some(match dataset.strip_suffix("_e").unwrap_or(dataset) {
             "narrativeqa" | "qasper" | "multifieldqa_en" | "hotpotqa" | "2wikimqa" | "musique"
             | "triviaqa" => Self::F1,
             "gov_report" | "qmsum" | "multi_news" | "samsum" => Self::Rouge,

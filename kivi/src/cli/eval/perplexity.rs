@@ -105,7 +105,7 @@ impl Task for Evaluation {
             bail!("the text has {} tokens, fewer than one chunk of {ctx}", tokens.len());
         }
         let chunks = options.chunks.unwrap_or(available).min(available);
-        let llama = options.device.load(backend, &checkpoint)?;
+        let llama = options.model.load(backend, &checkpoint)?;
         if !options.json {
             eprintln!(
                 "{}; {}; cache: {}; {chunks} chunks of {ctx} tokens",

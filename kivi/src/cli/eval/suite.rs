@@ -76,7 +76,6 @@ pub(super) struct Item {
     /// Scores are averaged for each group, and over all of them.
     pub(super) group: String,
     pub(super) prompt: String,
-    /// What follows a prompt that goes through the chat template.
     pub(super) ask: Ask,
     /// Whether tokens may be taken out of the middle of a prompt that does not fit.
     pub(super) may_be_cut: bool,
@@ -90,7 +89,7 @@ pub(super) trait Suite {
     /// Name of the command.
     fn name(&self) -> &'static str;
 
-    /// What the answers depend on, beside model and cache: a resumed run must have the same.
+    /// What was asked for, for the report.
     fn settings(&self) -> Value;
 
     /// The questions. `tokens` counts the tokens of a text.
@@ -167,11 +166,16 @@ impl<S: Suite> Task for Evaluation<S> {
             "chat": options.chat,
             "cache": cache.describe(),
             "settings": suite.settings(),
+            "fingerprint": format!("{:016x}", fingerprint(&items)),
         });
         let mut journal = Journal::open(options.out.as_deref(), &header)?;
+        for &index in &chosen {
+            // The right answers may have been corrected since.
+            journal.mark(&items[index].id, |answer| suite.mark(index, answer));
+        }
         let todo: Vec<usize> =
             chosen.iter().copied().filter(|&i| !journal.has(&items[i].id)).collect();
-        let llama = options.device.load(backend, &checkpoint)?;
+        let llama = options.model.load(backend, &checkpoint)?;
         if !options.json {
             eprintln!(
                 "{}; {}; cache: {}; {} questions{}",
@@ -223,6 +227,13 @@ impl SuiteOptions {
         order.sort_unstable();
         order
     }
+}
+
+/// FNV-1a of everything that is asked, so that answers to other questions are not taken for these.
+fn fingerprint(items: &[Item]) -> u64 {
+    let texts = items.iter().map(|item| format!("{}\0{}\0{:?}\0", item.id, item.prompt, item.ask));
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    texts.fold(0xcbf2_9ce4_8422_2325, |hash, text| text.bytes().fold(hash, step))
 }
 
 fn progress(hidden: bool, questions: usize) -> ProgressBar {

@@ -74,6 +74,13 @@ impl Journal {
         self.records.contains_key(id)
     }
 
+    /// Marks an answer that is there already.
+    pub(super) fn mark(&mut self, id: &str, mark: impl Fn(&Answer) -> Scores) {
+        if let Some(record) = self.records.get_mut(id) {
+            record.scores = mark(&record.answer);
+        }
+    }
+
     pub(super) fn add(&mut self, record: Record) -> Result<()> {
         if let Some((path, file)) = &mut self.file {
             // One write per line, so that an interruption cuts at most one line off.
