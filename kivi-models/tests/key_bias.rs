@@ -17,9 +17,12 @@ const LAYERS: usize = 2;
 const QUERY_HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 64;
-/// Pairs of the rotation that the biases lie in, the fastest ones: within a group of tokens they take
-/// every direction.
+/// Pairs of the rotation that hold biases. Every second one has the bias of the pair before it, turned
+/// by [`PHASE`].
 const BIASED_PAIRS: usize = 4;
+/// An eighth of a circle, cosine and sine being equal: the channels of two such pairs are never
+/// quantized alike.
+const PHASE: f32 = std::f32::consts::FRAC_1_SQRT_2;
 
 /// Approximately normal, with the given standard deviation.
 fn normal(random: &mut ChaCha8Rng, deviation: f32) -> f32 {
@@ -30,15 +33,17 @@ fn normal(random: &mut ChaCha8Rng, deviation: f32) -> f32 {
 
 /// Writes a checkpoint whose key biases have this norm in every head.
 ///
-/// What a query holds of the biased channels is so small that the bias moves logits by about 1, as a
-/// trained model's does: otherwise it would drown everything else.
+/// The rotation has the same frequency for all pairs (`rope_theta` 1), and of two biased pairs the
+/// second one's queries are the negative of the first one's, turned as its bias is: so the biases'
+/// parts of a logit cancel, and all of these checkpoints compute the same, whatever the norm. What
+/// quantizing does to the two pairs does not cancel.
 fn write(folder: &Path, norm: f32) {
     let config = format!(
         r#"{{"model_type": "llama", "hidden_size": {HIDDEN}, "intermediate_size": {HIDDEN},
             "num_attention_heads": {QUERY_HEADS}, "num_key_value_heads": {KV_HEADS},
             "head_dim": {HEAD_DIM}, "num_hidden_layers": {LAYERS}, "vocab_size": {VOCABULARY},
             "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "attention_bias": true,
-            "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": false}}"#
+            "hidden_act": "silu", "rope_theta": 1.0, "tie_word_embeddings": false}}"#
     );
     std::fs::write(folder.join("config.json"), config).unwrap();
     let mut random = ChaCha8Rng::seed_from_u64(5);
@@ -57,8 +62,6 @@ fn write(folder: &Path, norm: f32) {
     add("model.norm.weight".into(), &[HIDDEN], &mut |_| 1.0);
     random.set_stream(1);
     add("lm_head.weight".into(), &[VOCABULARY, HIDDEN], &mut matrix(&mut random, 2.0));
-    // The two halves of a pair lie half a head apart.
-    let biased = |channel: usize| channel % HEAD_DIM % (HEAD_DIM / 2) < BIASED_PAIRS;
     for layer in 0..LAYERS {
         let name = |rest: &str| format!("model.layers.{layer}.{rest}");
         let (queries, keys) = (QUERY_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
@@ -80,23 +83,35 @@ fn write(folder: &Path, norm: f32) {
             add(name(&format!("{part}.weight")), &[rows, HIDDEN], &mut matrix(&mut random, 1.0));
         }
         random.set_stream(10 * (layer as u64 + 1) + 9);
-        let mut query = matrix(&mut random, 2.0);
-        let small = 0.01;
-        add(name("self_attn.q_proj.weight"), &[queries, HIDDEN], &mut |index| {
-            query(index) * if biased(index / HIDDEN) { small } else { 1.0 }
-        });
-        let element = norm / (2.0 * BIASED_PAIRS as f32).sqrt();
-        for (part, width, norm) in [
-            ("q_proj", queries, 0.0),
-            ("k_proj", keys, element),
-            ("v_proj", keys, 0.0),
-            ("o_proj", HIDDEN, 0.0),
-        ] {
-            add(name(&format!("self_attn.{part}.bias")), &[width], &mut |channel| {
-                let sign = if channel % 3 == 0 { -1.0 } else { 1.0 };
-                if biased(channel) { norm * sign } else { 0.0 }
-            });
+        let mut query = matrix(&mut random, 1.0);
+        let mut rows: Vec<Vec<f32>> =
+            (0..queries).map(|_| (0..HIDDEN).map(&mut query).collect()).collect();
+        for first in (0..queries).step_by(HEAD_DIM) {
+            for pair in (0..BIASED_PAIRS).step_by(2) {
+                // The two channels of a pair lie half a head apart.
+                let (x, y) = (first + pair, first + pair + HEAD_DIM / 2);
+                for i in 0..HIDDEN {
+                    let (a, b) = (rows[x][i], rows[y][i]);
+                    (rows[x + 1][i], rows[y + 1][i]) = (PHASE * (b - a), -PHASE * (a + b));
+                }
+            }
         }
+        let weights = rows.concat();
+        let name_of = |part: &str| name(&format!("self_attn.{part}"));
+        add(name_of("q_proj.weight"), &[queries, HIDDEN], &mut |index| weights[index]);
+        for (part, width) in [("q_proj", queries), ("v_proj", keys), ("o_proj", HIDDEN)] {
+            add(name_of(&format!("{part}.bias")), &[width], &mut |_| 0.0);
+        }
+        let length = norm / (BIASED_PAIRS as f32).sqrt();
+        add(name_of("k_proj.bias"), &[keys], &mut |channel| {
+            let (pair, second) = (channel % (HEAD_DIM / 2), channel % HEAD_DIM >= HEAD_DIM / 2);
+            match (pair % 2, second) {
+                _ if pair >= BIASED_PAIRS => 0.0,
+                (0, false) => length,
+                (0, true) => 0.0,
+                _ => length * PHASE,
+            }
+        });
     }
     let views = tensors.iter().map(|(name, shape, bytes)| {
         (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
