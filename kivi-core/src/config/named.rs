@@ -26,15 +26,24 @@ impl NamedCache {
     pub const ALL: [Self; 7] = [
         Self::KIVI2_PLUS,
         Self::KIVI2,
-        Self::both("kivi4", Format::KIVI4),
-        Self::both("kivi8", Format::KIVI8),
-        Self::both("f16", Format::F16),
+        Self::KIVI4,
+        Self::KIVI8,
+        Self::F16,
         Self::both("bf16", Format::BF16),
         Self::both("f32", Format::F32),
     ];
 
     /// `kivi2`: the paper's cache, 3 bits per element in the limit at `G = 32`.
     pub const KIVI2: Self = Self::both("kivi2", Format::KIVI2);
+
+    /// `kivi4`: 5 bits per element in the limit at `G = 32`.
+    pub const KIVI4: Self = Self::both("kivi4", Format::KIVI4);
+
+    /// `kivi8`: 9 bits per element in the limit at `G = 32`.
+    pub const KIVI8: Self = Self::both("kivi8", Format::KIVI8);
+
+    /// `f16`: not quantized.
+    pub const F16: Self = Self::both("f16", Format::F16);
 
     /// `kivi2+`: 2-bit keys with a quarter of the channels in 4 bits, 2-bit values, 32 sink tokens.
     /// 3.27 bits per element in the limit at `G = 32`; the most accurate of the caches under 4 bits
