@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn wrong_plans_are_refused_with_the_place() {
         for (json, expected) in [
-            ("{\n\"cach\": 1}", "line 2"),
+            ("{\n\"store\": 1}", "line 2"),
             (r#"{"cache": "kivi9"}"#, "kivi9"),
             (r#"{"layers": [{"layers": [0], "keys": "q4_0"}]}"#, "q4_0"),
             (r#"{"layers": [{"layers": [4], "keys": "f16"}]}"#, "layers 0 to 3"),

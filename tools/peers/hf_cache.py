@@ -46,15 +46,15 @@ def caches(model, arguments):
     for backend in arguments.backends.split(","):
         for bits in map(int, arguments.bits.split(",")):
             group = arguments.group_size
-            options = dict(
-                backend=backend,
-                config=model.config,
-                nbits=bits,
-                axis_key=axes[backend],
-                axis_value=axes[backend],
-                q_group_size=group,
-                residual_length=arguments.residual_length,
-            )
+            options = {
+                "backend": backend,
+                "config": model.config,
+                "nbits": bits,
+                "axis_key": axes[backend],
+                "axis_value": axes[backend],
+                "q_group_size": group,
+                "residual_length": arguments.residual_length,
+            }
             name = f"{backend} {bits} bits, group {group}, window {arguments.residual_length}"
             yield name, bits + 32 / group, lambda options=options: QuantizedCache(**options)
 

@@ -40,7 +40,7 @@ pub(in crate::cli) struct BenchGenerate {
     /// Sequences that are generated together.
     #[arg(long, env = "KIVI_BATCH", value_parser = count::<1, 4096>, default_value_t = 1, value_name = "N")]
     batch: usize,
-    /// Cache formats, KEYS:VALUES where they differ [default: f16 and what kivi run takes].
+    /// Cache formats, KEYS:VALUES where they differ [default: f16 and the formats kivi run takes].
     #[arg(long, env = "KIVI_FORMAT", value_delimiter = ',', value_name = "TYPE,…")]
     format: Vec<Formats>,
     /// Cache plans to time as well, as kivi tune writes them, each with its own lengths and sinks.
