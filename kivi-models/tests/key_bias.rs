@@ -90,10 +90,11 @@ fn write(folder: &Path, norm: f32) {
             for pair in (0..BIASED_PAIRS).step_by(2) {
                 // The two channels of a pair lie half a head apart.
                 let (x, y) = (first + pair, first + pair + HEAD_DIM / 2);
-                for i in 0..HIDDEN {
-                    let (a, b) = (rows[x][i], rows[y][i]);
-                    (rows[x + 1][i], rows[y + 1][i]) = (PHASE * (b - a), -PHASE * (a + b));
-                }
+                let (a, b) = (rows[x].clone(), rows[y].clone());
+                let turned =
+                    |f: fn(f32, f32) -> f32| a.iter().zip(&b).map(|(&a, &b)| f(a, b)).collect();
+                rows[x + 1] = turned(|a, b| PHASE * (b - a));
+                rows[y + 1] = turned(|a, b| -PHASE * (a + b));
             }
         }
         let weights = rows.concat();

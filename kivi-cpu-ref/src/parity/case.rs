@@ -112,7 +112,7 @@ impl Case {
         let frequencies = (0..pairs).map(|i| 0.1f32.powf(4.0 * i as f32 / pairs as f32)).collect();
         let rope = Rope { style: RopeStyle::Halves, frequencies, attention_factor: 1.0 };
         let element = |index: usize| {
-            let sign = if index % 3 == 0 { -1.0 } else { 1.0 };
+            let sign = if index.is_multiple_of(3) { -1.0 } else { 1.0 };
             sign * norm / (width as f32).sqrt()
         };
         KeyBias::new(&rope, width, (0..self.kv_heads * width).map(element).collect()).ok()
