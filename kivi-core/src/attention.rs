@@ -1,11 +1,13 @@
 //! What an attention operation computes, beside the cache.
 
-use crate::{Error, LayerSpec, Result};
+use crate::{Error, KeyBias, LayerSpec, Result};
+use std::sync::Arc;
 
 /// Parameters of causal attention over one layer's cache.
 ///
 /// For a query row at position `t` and a visible token at position `j ≤ t`, the logit is
-/// `softcap(scale · q·k) + slope · (j − t)` with `softcap(x) = c · tanh(x / c)`, and the weights
+/// `softcap(scale · q·(k + R_j b)) + slope · (j − t)`, `R_j b` being the rotated key bias, if it is
+/// not part of the key, with `softcap(x) = c · tanh(x / c)`, and the weights
 /// are the softmax of the logits, whose denominator also holds `exp(sink logit)` of the head. The
 /// window is the layer's, [`LayerSpec::window`].
 #[derive(Clone, Debug, PartialEq)]
@@ -22,12 +24,22 @@ pub struct Attention {
     pub sink_logits: Option<Vec<f32>>,
     /// ALiBi slope of each query head (Falcon).
     pub alibi_slopes: Option<Vec<f32>>,
+    /// Bias of the keys that the cached keys do not hold; a backend that does not say
+    /// [`Capabilities::key_bias`](crate::Capabilities::key_bias) refuses it.
+    pub key_bias: Option<Arc<KeyBias>>,
 }
 
 impl Attention {
     /// Plain scaled dot-product attention.
     pub fn new(query_heads: usize, scale: f32) -> Self {
-        Self { query_heads, scale, softcap: None, sink_logits: None, alibi_slopes: None }
+        Self {
+            query_heads,
+            scale,
+            softcap: None,
+            sink_logits: None,
+            alibi_slopes: None,
+            key_bias: None,
+        }
     }
 
     /// Checks the parameters against a layer.
@@ -53,6 +65,9 @@ impl Attention {
                 return Err(Error::request("attend", reason));
             }
         }
+        if let Some(bias) = &self.key_bias {
+            bias.validate(layer)?;
+        }
         match self.softcap {
             Some(cap) if cap.is_nan() || cap <= 0.0 => {
                 Err(Error::request("attend", format!("soft-cap {cap} is not positive")))
@@ -66,7 +81,8 @@ impl Attention {
         self.query_heads / layer.kv_heads
     }
 
-    /// The logit of query head `head` at position `query` for the token at `token`, given `q·k`.
+    /// The logit of query head `head` at position `query` for the token at `token`, given the product of
+    /// the query and the whole key, its bias included.
     ///
     /// # Panics
     /// If `token` lies after `query` or there is no such head.

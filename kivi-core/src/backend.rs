@@ -15,12 +15,20 @@ pub struct Capabilities {
     pub device: String,
     /// Whether a row's result is bit-identical for any batch, cut of the work and thread count.
     pub deterministic: bool,
+    /// Whether [`CacheBackend::attend`] adds [`Attention::key_bias`].
+    pub key_bias: bool,
 }
 
 impl Capabilities {
-    /// Capabilities of a backend.
+    /// Capabilities of a backend that implements nothing optional.
     pub fn new(name: &'static str, device: impl Into<String>, deterministic: bool) -> Self {
-        Self { name, device: device.into(), deterministic }
+        Self { name, device: device.into(), deterministic, key_bias: false }
+    }
+
+    /// The same of one that adds key biases to the logits.
+    pub fn with_key_bias(mut self) -> Self {
+        self.key_bias = true;
+        self
     }
 }
 

@@ -1,5 +1,9 @@
 //! The cache configuration, valid by construction.
 
+mod named;
+
+pub use named::NamedCache;
+
 use crate::{Error, Format, Result};
 
 /// When values leave the full-precision residual.

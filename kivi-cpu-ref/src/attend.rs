@@ -40,7 +40,11 @@ impl CpuRef {
             // A_j = q · k_j, scaled, capped and biased.
             let mut weights: Vec<f32> = Vec::with_capacity(visible.len());
             for (&token, key) in visible.iter().zip(&keys) {
-                let dot = query.iter().zip(&key[channels.clone()]).map(|(q, k)| q * k).sum();
+                let product = |x: &[f32]| query.iter().zip(x).map(|(q, x)| q * x).sum::<f32>();
+                let mut dot = product(&key[channels.clone()]);
+                if let Some(bias) = &attention.key_bias {
+                    dot += product(&bias.rotated(kv_head, token));
+                }
                 weights.push(attention.logit(head, query_position, token, dot));
             }
             // Softmax, shifted by the largest logit; a learned sink only adds to the denominator.

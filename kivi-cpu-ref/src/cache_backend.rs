@@ -13,7 +13,7 @@ impl CacheBackend for CpuRef {
     type Cache = Cache;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(NAME, "scalar reference, 1 thread", true)
+        Capabilities::new(NAME, "scalar reference, 1 thread", true).with_key_bias()
     }
 
     fn upload(&self, rows: usize, width: usize, data: &[f32]) -> Result<Matrix> {

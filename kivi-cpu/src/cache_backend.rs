@@ -17,6 +17,7 @@ impl CacheBackend for Cpu {
         let threads = self.threads();
         let plural = if threads == 1 { "" } else { "s" };
         Capabilities::new(NAME, format!("{threads} thread{plural}, {}", self.isa), true)
+            .with_key_bias()
     }
 
     fn upload(&self, rows: usize, width: usize, data: &[f32]) -> Result<Matrix> {

@@ -1,5 +1,6 @@
 //! Model files, tokenizers, chat templates, architectures and sampling of kivi.
 
+mod cache_plan;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
@@ -12,8 +13,9 @@ mod session;
 pub mod text;
 pub mod tokenizer;
 
+pub use cache_plan::{CachePlan, LayerFormats};
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;
 pub use error::{Error, Result};
-pub use llama::Llama;
+pub use llama::{KeyBiasMode, Llama, ObservedAttention, Observer};
 pub use session::Session;

@@ -17,14 +17,14 @@ use crate::{
     Checkpoint, Error, ModelConfig, Result,
     checkpoint::{LayerWeight, WeightName},
 };
-use kivi_core::{Attention, CacheConfig, DecoderBackend, LayerSpec, Rope, StepPlan};
+use kivi_core::{Attention, CacheConfig, DecoderBackend, KeyBias, LayerSpec, Rope, StepPlan};
+use std::sync::Arc;
 
 /// A model of the Llama family on a backend.
 pub struct Llama<B: DecoderBackend> {
     backend: B,
     config: ModelConfig,
     rope: Rope,
-    attention: Attention,
     /// `[vocab_size, hidden_size]`.
     embedding: B::Weight,
     layers: Vec<Layer<B::Weight>>,
@@ -34,9 +34,28 @@ pub struct Llama<B: DecoderBackend> {
     output: Option<B::Weight>,
 }
 
+/// Where the biases of the key projections go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyBiasMode {
+    /// Large ones are added to the logits, if the backend can, and the cache holds keys without them
+    /// ([`kivi_core::KeyBias`]); small ones are part of the keys.
+    #[default]
+    Beside,
+    /// All are part of the keys in the cache.
+    InKeys,
+}
+
+/// Key biases of a layer stay out of the cache if one of their elements is larger. Keys have elements
+/// of about 1 without a bias; a bias that the rotation turns through a group widens the range of a
+/// channel by up to twice its size, so below this it costs less than a fifth of a step at 2 bits, and
+/// a product per query and token is not worth it.
+const LARGE_KEY_BIAS: f32 = 0.25;
+
 /// The weights of one layer; shapes as in [`LayerWeight`].
 #[derive(Debug)]
 struct Layer<W> {
+    /// With the key bias, if the cached keys do not hold it; `key` has none then.
+    attention: Attention,
     attention_norm: W,
     query: Projection<W>,
     key: Projection<W>,
@@ -61,18 +80,49 @@ impl<W> Projection<W> {
     }
 }
 
+/// What the attention of one layer took and gave in a step.
+#[non_exhaustive]
+pub struct ObservedAttention<'a, B: DecoderBackend> {
+    /// The backend, to read buffers with.
+    pub backend: &'a B,
+    /// The layer.
+    pub layer: usize,
+    /// `[rows, query_heads · head_dim]`, rotated.
+    pub queries: &'a B::Buffer,
+    /// `[rows, kv_heads · head_dim]`, rotated, before rounding to the store type.
+    pub keys: &'a B::Buffer,
+    /// `[rows, kv_heads · head_dim]`.
+    pub values: &'a B::Buffer,
+    /// `[rows, query_heads · head_dim]`, before the output projection.
+    pub attended: &'a B::Buffer,
+}
+
+/// Looks at the attention of every layer of a step, in order.
+pub type Observer<'o, B> = dyn FnMut(ObservedAttention<'_, B>) -> Result<()> + Send + 'o;
+
 impl<B: DecoderBackend> Llama<B> {
     /// Loads the weights of a checkpoint into a backend.
     ///
     /// # Errors
     /// When a weight is missing, the model has biases in its MLP, or the backend refuses a weight.
     pub fn load(backend: B, checkpoint: &Checkpoint) -> Result<Self> {
+        Self::load_with(backend, checkpoint, KeyBiasMode::Beside)
+    }
+
+    /// The same with a say in where key biases go.
+    ///
+    /// # Errors
+    /// As [`Llama::load`].
+    pub fn load_with(backend: B, checkpoint: &Checkpoint, mode: KeyBiasMode) -> Result<Self> {
         let config = checkpoint.config().clone();
         if config.mlp_bias {
             return Err(Error::unsupported("biases in the MLP", "none"));
         }
         let load =
             |name| -> Result<B::Weight> { Ok(backend.load(checkpoint.required_weight(name)?)?) };
+        let rope = config.rope.frequencies();
+        let plain = Attention::new(config.query_heads, 1.0 / (config.head_dim as f32).sqrt());
+        let beside = mode == KeyBiasMode::Beside && backend.capabilities().key_bias;
         let layers = (0..config.layers)
             .map(|index| {
                 let layer = |weight| load(WeightName::Layer(index, weight));
@@ -80,10 +130,23 @@ impl<B: DecoderBackend> Llama<B> {
                     let bias = config.attention_bias.then(|| layer(bias)).transpose()?;
                     Ok(Projection { weight: layer(weight)?, bias })
                 };
+                let mut attention = plain.clone();
+                let mut key = projection(LayerWeight::Key, LayerWeight::KeyBias)?;
+                if beside && key.bias.is_some() {
+                    let name = WeightName::Layer(index, LayerWeight::KeyBias);
+                    let data = checkpoint.required_weight(name)?;
+                    let mut bias = vec![0.0; config.kv_size()];
+                    data.dequantize_row(0, &mut bias)?;
+                    if bias.iter().any(|x| x.abs() > LARGE_KEY_BIAS) {
+                        let bias = KeyBias::new(&rope, config.head_dim, bias)?;
+                        (attention.key_bias, key.bias) = (Some(Arc::new(bias)), None);
+                    }
+                }
                 Ok(Layer {
+                    attention,
                     attention_norm: layer(LayerWeight::AttentionNorm)?,
                     query: projection(LayerWeight::Query, LayerWeight::QueryBias)?,
-                    key: projection(LayerWeight::Key, LayerWeight::KeyBias)?,
+                    key,
                     value: projection(LayerWeight::Value, LayerWeight::ValueBias)?,
                     output: projection(
                         LayerWeight::AttentionOutput,
@@ -98,8 +161,7 @@ impl<B: DecoderBackend> Llama<B> {
             .collect::<Result<_>>()?;
         let tied = config.tied_embeddings;
         Ok(Self {
-            rope: config.rope.frequencies(),
-            attention: Attention::new(config.query_heads, 1.0 / (config.head_dim as f32).sqrt()),
+            rope,
             embedding: load(WeightName::TokenEmbedding)?,
             layers,
             output_norm: load(WeightName::OutputNorm)?,
@@ -114,9 +176,19 @@ impl<B: DecoderBackend> Llama<B> {
         &self.backend
     }
 
+    /// How many layers have their key bias beside the cache ([`KeyBiasMode::Beside`]).
+    pub fn key_biases_beside(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.attention.key_bias.is_some()).count()
+    }
+
     /// Sizes and switches.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The rotary embedding.
+    pub fn rope(&self) -> &Rope {
+        &self.rope
     }
 
     /// The cache layers the model needs, in the formats of a cache configuration.
@@ -137,7 +209,22 @@ impl<B: DecoderBackend> Llama<B> {
         tokens: &[u32],
     ) -> Result<B::Buffer> {
         kivi_core::expect_len("forward", "tokens", tokens.len(), plan.rows)?;
-        self.backend.run(|| self.forward_inside(cache, plan, tokens))
+        self.backend.run(|| self.forward_inside(cache, plan, tokens, None))
+    }
+
+    /// The same, showing the attention of every layer to `observe`.
+    ///
+    /// # Errors
+    /// As [`Llama::forward`], and those of `observe`.
+    pub fn forward_observed(
+        &self,
+        cache: &mut B::Cache,
+        plan: &StepPlan,
+        tokens: &[u32],
+        observe: &mut Observer<'_, B>,
+    ) -> Result<B::Buffer> {
+        kivi_core::expect_len("forward", "tokens", tokens.len(), plan.rows)?;
+        self.backend.run(|| self.forward_inside(cache, plan, tokens, Some(observe)))
     }
 
     /// [`Llama::forward`] inside [`DecoderBackend::run`].
@@ -146,6 +233,7 @@ impl<B: DecoderBackend> Llama<B> {
         cache: &mut B::Cache,
         plan: &StepPlan,
         tokens: &[u32],
+        mut observe: Option<&mut Observer<'_, B>>,
     ) -> Result<B::Buffer> {
         let backend = &self.backend;
         let epsilon = self.config.norm_eps as f32;
@@ -159,7 +247,17 @@ impl<B: DecoderBackend> Llama<B> {
             let qkv = [&mut queries, &mut keys, &mut values];
             backend.rotate_and_append(cache, index, plan, &self.rope, &angles, qkv)?;
             backend.quantize(cache, index, plan)?;
-            let attended = backend.attend(cache, index, plan, &self.attention, &queries)?;
+            let attended = backend.attend(cache, index, plan, &layer.attention, &queries)?;
+            if let Some(observe) = &mut observe {
+                observe(ObservedAttention {
+                    backend,
+                    layer: index,
+                    queries: &queries,
+                    keys: &keys,
+                    values: &values,
+                    attended: &attended,
+                })?;
+            }
             backend.release(cache, index, plan)?;
             let (weight, bias) = layer.output.parts();
             backend.add(&mut x, &backend.linear(&attended, weight, bias)?)?;

@@ -1,8 +1,9 @@
 //! A model with a cache and some sequences in it.
 
-use crate::{Llama, Result};
+use crate::{Llama, Observer, Result};
 use kivi_core::{
-    CacheConfig, CacheState, DecoderBackend, PoolSpec, SequenceId, StepPlan, StepRequest,
+    CacheConfig, CacheState, DecoderBackend, LayerSpec, PoolSpec, SequenceId, StepPlan,
+    StepRequest,
     memory::{self, MeasuredBytes, MemoryUsage},
 };
 
@@ -26,6 +27,28 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
         context: usize,
     ) -> Result<Self> {
         let layers = model.cache_layers(&config);
+        Self::with_layers(model, config, layers, sequences, context)
+    }
+
+    /// The same with formats of each layer's own, as [`CachePlan::layers`](crate::CachePlan::layers)
+    /// gives them.
+    ///
+    /// # Errors
+    /// When there is not one cache layer per layer of the model, a layer has another shape than the
+    /// model's, or the backend does not support the cache.
+    pub fn with_layers(
+        model: &'m Llama<B>,
+        config: CacheConfig,
+        layers: Vec<LayerSpec>,
+        sequences: usize,
+        context: usize,
+    ) -> Result<Self> {
+        let shape = |layer: &LayerSpec| (layer.kv_heads, layer.head_dim, layer.window);
+        let expected = model.cache_layers(&config);
+        if !layers.iter().map(shape).eq(expected.iter().map(shape)) {
+            let reason = "the cache layers do not have the shapes of the model's layers";
+            return Err(kivi_core::Error::request("create cache", reason).into());
+        }
         let spec = PoolSpec::for_context(config, layers, sequences, context)?;
         let cache = model.backend().create_cache(&spec)?;
         Ok(Self { model, state: CacheState::new(spec), cache, plan: StepPlan::default() })
@@ -73,6 +96,25 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
     /// As [`Session::generate_step`]. A token beyond the vocabulary is found before anything is
     /// changed; when the backend fails, the sequences of the step must be removed.
     pub fn step(&mut self, steps: &[(SequenceId, &[u32])]) -> Result<B::Buffer> {
+        let tokens = self.plan_step(steps)?;
+        self.model.forward(&mut self.cache, &self.plan, &tokens)
+    }
+
+    /// The same, showing the attention of every layer to `observe`.
+    ///
+    /// # Errors
+    /// As [`Session::step`], and those of `observe`.
+    pub fn step_observed(
+        &mut self,
+        steps: &[(SequenceId, &[u32])],
+        observe: &mut Observer<'_, B>,
+    ) -> Result<B::Buffer> {
+        let tokens = self.plan_step(steps)?;
+        self.model.forward_observed(&mut self.cache, &self.plan, &tokens, observe)
+    }
+
+    /// Plans a step and returns the tokens of its rows.
+    fn plan_step(&mut self, steps: &[(SequenceId, &[u32])]) -> Result<Vec<u32>> {
         let request = |&(sequence, tokens): &(SequenceId, &[u32])| StepRequest {
             sequence,
             tokens: tokens.len(),
@@ -86,7 +128,7 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
             return Err(kivi_core::Error::request("step", reason).into());
         }
         self.state.plan(&requests, &mut self.plan)?;
-        self.model.forward(&mut self.cache, &self.plan, &tokens)
+        Ok(tokens)
     }
 
     /// The state machine.

@@ -10,9 +10,11 @@ mod inspect;
 mod machine;
 mod model;
 mod output;
+mod plot;
 mod run;
 mod sampling;
 mod summary;
+mod tune;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -34,6 +36,8 @@ enum Command {
     Run(Box<run::Run>),
     /// Measure quality.
     Eval(Box<eval::Eval>),
+    /// Find key and value formats for each layer.
+    Tune(Box<tune::Tune>),
     /// Measure speed.
     Bench(Box<bench::Bench>),
     /// Show what a model is and how large its cache gets.
@@ -66,6 +70,7 @@ fn execute(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(run) => run.execute(),
         Command::Eval(eval) => eval.execute(),
+        Command::Tune(tune) => tune.execute(),
         Command::Bench(bench) => bench.execute(),
         Command::Inspect(inspect) => inspect.execute(),
     }

@@ -256,8 +256,27 @@ fn cache_options() {
             &["--key-promote 0.125", "kivi2+0.25"],
         ),
         (&["--device", "abacus"], &["abacus"]),
+        (&["--cache", "kivi3+"], &["kivi3+", "kivi2+, kivi2"]),
+        (&["--cache", "kivi2+", "--cache-type-k", "kivi4"], &["--cache <NAME>", "--cache-type-k"]),
+        (&["--cache-plan", "no-such.json"], &["no-such.json"]),
     ] {
         refused(&[&base, options, &["hello"]].concat(), words);
+    }
+}
+
+#[test]
+fn cache_plans() {
+    let (llama, folder) = (model("llama3-tiny"), tempfile::tempdir().unwrap());
+    for (json, words) in [
+        ("{\"cache\": \"kivi2\",\n \"layer\": []}", &["plan.json", "line 2", "layer"][..]),
+        ("", &["plan.json", "line 1"]),
+        ("{\"layers\": [{\"layers\": [99], \"keys\": \"f16\"}]}", &["layer", "99", "0 to"]),
+        ("{\"layers\": [{\"layers\": [0], \"keys\": \"q8\"}]}", &["q8", "kivi2"]),
+    ] {
+        let path = write(&folder, "plan.json", json.as_bytes());
+        let options = ["--cache-plan", path.to_str().unwrap()];
+        let base = ["run", "--model", &llama, "-n", "1"];
+        refused(&[&base[..], &options, &["hello"]].concat(), words);
     }
 }
 

@@ -8,6 +8,7 @@ mod docs;
 mod emulated;
 mod peers;
 mod report;
+mod repro;
 mod shell;
 mod smoke;
 mod software_gpu;
@@ -48,6 +49,8 @@ enum Command {
     FetchModel,
     /// Measure kivi beside llama.cpp, which is fetched and compiled for it
     BenchPeers(peers::BenchPeers),
+    /// Reproduce a table or figure of the paper on a model at hand
+    Repro(repro::Repro),
 }
 
 fn main() -> ExitCode {
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
             report.step("default model", smoke::fetch);
         }
         Command::BenchPeers(bench) => bench.run(&mut report),
+        Command::Repro(repro) => repro.run(&mut report),
     }
     report.finish()
 }

@@ -119,8 +119,8 @@ pub(crate) fn sentence() -> Check {
 }
 
 /// Exactly 600 tokens, however soon the model would end: the cache must be well below f16. The
-/// model shares kv heads, so keys have 4 and values 2 bits; after 640 tokens that is 3.02 times
-/// less than f16.
+/// model shares kv heads, so the cache is kivi2+, with 32 sink tokens; after 640 tokens that is 2.61
+/// times less than f16.
 pub(crate) fn long_answer() -> Check {
     let result = greedy(&["-n", "600", QUESTION])?;
     let generated = number(&result, "generated_tokens")?;

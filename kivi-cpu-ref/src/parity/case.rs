@@ -2,8 +2,10 @@
 
 use super::DataKind;
 use kivi_core::{
-    Attention, Bits, CacheConfig, Format, LayerSpec, PoolSpec, Result, StoreDtype, ValueResidual,
+    Attention, Bits, CacheConfig, Format, KeyBias, LayerSpec, PoolSpec, Result, Rope, RopeStyle,
+    StoreDtype, ValueResidual,
 };
+use std::sync::Arc;
 
 /// How many tokens a sequence has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,8 @@ pub struct Case {
     pub softcap: Option<f32>,
     /// Whether there are learned sink logits and ALiBi slopes.
     pub extras: bool,
+    /// Norm of a key bias that the cached keys do not hold.
+    pub key_bias: Option<f32>,
     /// The sequences.
     pub sequences: Vec<Sequence>,
     /// How the backend cuts the work.
@@ -68,6 +72,7 @@ impl Case {
             window: None,
             softcap: None,
             extras: false,
+            key_bias: None,
             sequences: vec![Sequence { prompt: 1, generated: 0 }],
             cut: Cut { batched: true, ..Cut::PLAIN },
             data: DataKind::Normal,
@@ -97,7 +102,20 @@ impl Case {
             attention.sink_logits = Some((0..heads).map(|h| 0.5 - h as f32 / 4.0).collect());
             attention.alibi_slopes = Some((0..heads).map(|h| 0.5f32.powi(h as i32 + 1)).collect());
         }
+        attention.key_bias = self.key_bias.and_then(|norm| self.bias(norm)).map(Arc::new);
         attention
+    }
+
+    /// A bias of the given norm in every kv head, all channels alike, three quarters of them rotated.
+    fn bias(&self, norm: f32) -> Option<KeyBias> {
+        let (width, pairs) = (self.head_dim, (self.head_dim * 3 / 8).max(1));
+        let frequencies = (0..pairs).map(|i| 0.1f32.powf(4.0 * i as f32 / pairs as f32)).collect();
+        let rope = Rope { style: RopeStyle::Halves, frequencies, attention_factor: 1.0 };
+        let element = |index: usize| {
+            let sign = if index.is_multiple_of(3) { -1.0 } else { 1.0 };
+            sign * norm / (width as f32).sqrt()
+        };
+        KeyBias::new(&rope, width, (0..self.kv_heads * width).map(element).collect()).ok()
     }
 }
 
@@ -241,6 +259,27 @@ pub fn basic_cases() -> Vec<Case> {
                 case.sequences = vec![Sequence { prompt: 3 * r + g, generated: 5 }];
                 push(case);
             }
+        }
+    }
+    // Key biases beside the cache: tiles after sinks, promoted channels, full keys, windows, soft-cap.
+    for (i, norm) in [1.0, 600.0].into_iter().enumerate() {
+        for (j, head_dim) in [64, 128, 72, 20].into_iter().enumerate() {
+            let config = match (i + j) % 3 {
+                0 => config(Format::KIVI2, Format::KIVI2, g, r),
+                1 => promoted(0.25, StoreDtype::F16, g, r, 4),
+                _ => config(Format::F16, Format::KIVI4, g, r),
+            };
+            let mut case = Case::new(config);
+            (case.kv_heads, case.head_group, case.head_dim) = (2, [1, 3, 7][j % 3], head_dim);
+            (case.key_bias, case.extras) = (Some(norm), j == 1);
+            case.window = (j == 2).then_some(100);
+            case.softcap = (j == 3).then_some(50.0);
+            case.sequences = vec![
+                Sequence { prompt: 300, generated: 2 * r + 9 },
+                Sequence { prompt: 63, generated: 5 },
+            ];
+            case.cut = Cut { prompt: 77, generated: 3, batched: true };
+            push(case);
         }
     }
     // Block boundaries while generating, a window, and every channel promoted.

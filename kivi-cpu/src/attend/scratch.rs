@@ -50,6 +50,10 @@ pub(crate) struct Scratch {
     /// Codes whose rows are not whole vectors, filled up.
     pub(super) padded: Vec<[u32; LANES]>,
     pub(super) full: Full,
+    /// A query turned back to the beginning of a tile, `[head_dim]`, and the cosines and sines it is
+    /// turned by.
+    pub(super) turned: Vec<f32>,
+    pub(super) angles: Vec<[f32; 2]>,
     /// For the split after the first one of a task.
     pub(super) partial: Partial,
 }

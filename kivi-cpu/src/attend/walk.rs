@@ -15,7 +15,7 @@ use crate::{
     cache::{Geometry, KeyOrder, LayerCache, Page, Slot, Tensor, ValueOrder},
     isa::{Kernel, LANES, Simd, slices},
 };
-use kivi_core::{Attention, Bits, PageId, SequencePlan, StepPlan};
+use kivi_core::{Attention, Bits, KeyBias, PageId, SequencePlan, StepPlan};
 use std::ops::Range;
 
 /// What all blocks of a step have in common.
@@ -133,6 +133,7 @@ impl Kernel for Split<'_> {
                 continue;
             }
             tile.logits(simd, scratch);
+            tile.add_key_bias(simd, scratch);
             tile.softmax(simd, scratch, partial);
             tile.sum_codes(simd, scratch, partial);
             tile.sum_full(simd, scratch, partial);
@@ -238,6 +239,27 @@ impl<'a> Tile<'a> {
                 let logits = &mut logits[tokens.start..tokens.start + g.group];
                 query_keys(simd, scaled, &scratch.full.keys, g.group, logits);
             }
+        }
+    }
+
+    /// Adds the part of the logits that the cached keys do not hold: each query, turned back to the
+    /// beginning of the tile, times the rotated biases of a tile that begins at 0.
+    #[inline(always)]
+    fn add_key_bias<S: Simd>(&self, simd: S, scratch: &mut Scratch) {
+        const { assert!(KeyBias::BLOCK == TILE) };
+        let Some(bias) = &self.walk.attention.key_bias else { return };
+        let head_dim = self.geometry().head_dim;
+        let Scratch { views, scaled, weights, turned, angles, .. } = scratch;
+        bias.angles(self.positions.start, angles);
+        for (query, view) in views.iter().enumerate() {
+            if view.visible.is_empty() {
+                continue;
+            }
+            turned.clear();
+            turned.extend_from_slice(&scaled.row(query).as_flattened()[..head_dim]);
+            bias.turn_back(turned, angles);
+            let logits = weights.row_mut(query).as_flattened_mut();
+            weighted_sum(simd, turned, bias.block(self.kv_head), TILE, 0..TILE, logits);
         }
     }
 

@@ -2,7 +2,10 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use kivi::{DecoderBackend, WeightFormat, models::Checkpoint};
+use kivi::{
+    DecoderBackend, WeightFormat,
+    models::{Checkpoint, Llama},
+};
 
 /// Options that choose a backend.
 #[derive(Args, Clone, Debug)]
@@ -25,8 +28,9 @@ enum DeviceName {
     CpuRef,
 }
 
-/// What is computed where, for the start-up line: backend, device, formats of the weights.
-pub(super) fn describe<B: DecoderBackend>(backend: &B, checkpoint: &Checkpoint) -> String {
+/// What is computed where, for the start-up line: backend, device, formats of the weights, key biases.
+pub(super) fn describe<B: DecoderBackend>(llama: &Llama<B>, checkpoint: &Checkpoint) -> String {
+    let backend = llama.backend();
     let capabilities = backend.capabilities();
     let stored = |format: &WeightFormat| {
         checkpoint.inventory().iter().any(|tensor| tensor.format == format.name())
@@ -37,7 +41,14 @@ pub(super) fn describe<B: DecoderBackend>(backend: &B, checkpoint: &Checkpoint) 
     });
     let weights: Vec<_> = weights.collect();
     let (name, device) = (capabilities.name, capabilities.device);
-    format!("{name}: {device}; weights: {}", weights.join(", "))
+    let biases = match llama.key_biases_beside() {
+        0 => String::new(),
+        layers => {
+            let all = llama.config().layers;
+            format!("; key biases of {layers} of {all} layers are kept beside the cache")
+        }
+    };
+    format!("{name}: {device}; weights: {}{biases}", weights.join(", "))
 }
 
 /// Something to do on whichever backend is chosen.

@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use kivi::{
-    CacheConfig, Format, KiviPolicy, PoolSpec, memory,
+    CacheConfig, KiviPolicy, NamedCache, PoolSpec, memory,
     models::{Checkpoint, fetch},
 };
 use serde::Serialize;
@@ -29,13 +29,13 @@ pub(super) struct Inspect {
     json: bool,
 }
 
-/// Formats of keys and values in the table.
-const FORMATS: [(&str, Format, Format); 5] = [
-    ("f16", Format::F16, Format::F16),
-    ("kivi8", Format::KIVI8, Format::KIVI8),
-    ("kivi4", Format::KIVI4, Format::KIVI4),
-    ("kivi4/kivi2", Format::KIVI4, Format::KIVI2),
-    ("kivi2", Format::KIVI2, Format::KIVI2),
+/// Caches in the table.
+const CACHES: [NamedCache; 5] = [
+    NamedCache::F16,
+    NamedCache::KIVI8,
+    NamedCache::KIVI4,
+    NamedCache::KIVI2_PLUS,
+    NamedCache::KIVI2,
 ];
 
 /// One cell of the table.
@@ -96,11 +96,11 @@ impl Inspect {
         for (format, (tensors, size)) in &weights {
             text += &format!("  {format:<6} {tensors:>5} tensors {:>12}\n", bytes(*size));
         }
-        text += "\ncache of one sequence, in use (keys/values; G = 32, R = 128)\n  tokens  ";
-        for (name, ..) in FORMATS {
+        text += "\ncache of one sequence, in use (G = 32, R = 128)\n  tokens  ";
+        for NamedCache { name, .. } in CACHES {
             text += &format!("{name:>22}");
         }
-        for line in rows.chunks(FORMATS.len()) {
+        for line in rows.chunks(CACHES.len()) {
             text += &format!("\n{:>8}  ", line[0].tokens);
             for row in line {
                 let cell = format!("{} ({:.2}x)", bytes(row.total_bytes), row.ratio);
@@ -132,8 +132,8 @@ fn cache_table(checkpoint: &Checkpoint) -> Result<Vec<Row>> {
     lengths.push(context);
     let mut rows = Vec::new();
     for tokens in lengths {
-        for (format, key, value) in FORMATS {
-            let config = CacheConfig::builder().key(key).value(value).build()?;
+        for cache in CACHES {
+            let config = CacheConfig::builder().named(cache).build()?;
             let policy = KiviPolicy::new(&config);
             let layers = model.cache_layers(&config);
             let spec = PoolSpec::for_context(config, layers, 1, tokens)?;
@@ -141,7 +141,7 @@ fn cache_table(checkpoint: &Checkpoint) -> Result<Vec<Row>> {
             let total_bytes = usage.in_use();
             rows.push(Row {
                 tokens,
-                format,
+                format: cache.name,
                 total_bytes,
                 allocated_bytes: usage.allocated(),
                 ratio: memory::f16_bytes(&spec, tokens) as f64 / total_bytes as f64,

@@ -1,10 +1,11 @@
 //! Finding and opening models.
 
 use anyhow::Result;
-use clap::Args;
 use clap::builder::FalseyValueParser;
+use clap::{Args, ValueEnum};
+use kivi::DecoderBackend;
 use kivi::models::{
-    Checkpoint,
+    Checkpoint, KeyBiasMode, Llama,
     chat::ChatTemplate,
     fetch::{self, FetchOptions},
     tokenizer::Tokenizer,
@@ -18,6 +19,16 @@ pub(super) struct ModelOptions {
     pub(super) model: String,
     #[command(flatten)]
     pub(super) offline: OfflineOption,
+    /// Where the biases of key projections go: large ones beside the cache, which then keeps its
+    /// accuracy, or all into the cached keys, as others do.
+    #[arg(long, env = "KIVI_KEY_BIAS", value_enum, default_value = "beside")]
+    key_bias: KeyBias,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KeyBias {
+    Beside,
+    InKeys,
 }
 
 /// Whether the network may be used.
@@ -32,6 +43,19 @@ impl ModelOptions {
     /// Opens the model, fetching it first if need be.
     pub(super) fn open(&self, progress: bool) -> Result<Checkpoint> {
         open(&self.model, &self.offline, progress)
+    }
+
+    /// Loads a model as the options say.
+    pub(super) fn load<B: DecoderBackend>(
+        &self,
+        backend: B,
+        checkpoint: &Checkpoint,
+    ) -> Result<Llama<B>> {
+        let mode = match self.key_bias {
+            KeyBias::Beside => KeyBiasMode::Beside,
+            KeyBias::InKeys => KeyBiasMode::InKeys,
+        };
+        Ok(Llama::load_with(backend, checkpoint, mode)?)
     }
 }
 

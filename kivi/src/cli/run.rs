@@ -1,7 +1,7 @@
 //! `kivi run`.
 
 use super::{
-    cache::CacheOptions,
+    cache::{Cache, CacheOptions},
     chat::Chat,
     device::{self, DeviceOptions, Task},
     machine,
@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use kivi::{
-    CacheConfig, DecoderBackend,
+    DecoderBackend,
     models::{
         Checkpoint, Llama, Session,
         chat::{ChatTemplate, Message},
@@ -216,7 +216,7 @@ impl Task for RunTask {
     fn run<B: DecoderBackend>(self, backend: B) -> Result<()> {
         let Self { run, checkpoint, prompt, chat } = self;
         let model_config = checkpoint.config();
-        let config = run.cache.config(model_config)?;
+        let cache = run.cache.cache(model_config)?;
         let sampler = run.sampling.config(checkpoint.generation_defaults());
         let tokenizer = model::tokenizer(&checkpoint)?;
         let template = model::chat_template(&checkpoint)?;
@@ -259,11 +259,11 @@ impl Task for RunTask {
             );
         }
 
-        let llama = Llama::load(backend, &checkpoint)?;
+        let llama = run.model.load(backend, &checkpoint)?;
         if !run.json {
-            eprintln!("{}", start_up_line(&run, &checkpoint, &llama, &config));
+            eprintln!("{}", start_up_line(&run, &checkpoint, &llama, &cache));
         }
-        let mut session = Session::new(&llama, config, 1, context)?;
+        let mut session = cache.session(&llama, 1, context)?;
         if chat && let Some(template) = template {
             return Chat::new(template, run.system).converse(&mut session, answering, prompt);
         }
@@ -282,7 +282,7 @@ fn start_up_line<B: DecoderBackend>(
     run: &Run,
     checkpoint: &Checkpoint,
     llama: &Llama<B>,
-    config: &CacheConfig,
+    cache: &Cache,
 ) -> String {
     let model = checkpoint.config();
     format!(
@@ -293,8 +293,8 @@ fn start_up_line<B: DecoderBackend>(
         model.query_heads,
         model.kv_heads,
         model.head_dim,
-        device::describe(llama.backend(), checkpoint),
-        run.cache.describe(config, model),
+        device::describe(llama, checkpoint),
+        cache.describe(),
     )
 }
 

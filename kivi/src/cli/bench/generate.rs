@@ -5,7 +5,7 @@ use super::{
     report::{Percentiles, Report, progress},
 };
 use crate::cli::{
-    cache,
+    cache::{self, Cache},
     device::{self, DeviceOptions, Task},
     machine,
     model::{self, ModelOptions},
@@ -16,12 +16,12 @@ use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 use kivi::{
-    CacheConfig, DecoderBackend, KeyValue, SequenceId,
+    DecoderBackend, KeyValue, SequenceId,
     memory::MeasuredBytes,
     models::{Checkpoint, Llama, Session, tokenizer::Tokenizer},
 };
 use serde_json::json;
-use std::time::Instant;
+use std::{path::PathBuf, time::Instant};
 
 /// Prompt processing and generation of a model.
 ///
@@ -40,9 +40,12 @@ pub(in crate::cli) struct BenchGenerate {
     /// Sequences that are generated together.
     #[arg(long, env = "KIVI_BATCH", value_parser = count::<1, 4096>, default_value_t = 1, value_name = "N")]
     batch: usize,
-    /// Cache formats, KEYS:VALUES where they differ [default: f16 and what kivi run takes].
+    /// Cache formats, KEYS:VALUES where they differ [default: f16 and the formats kivi run takes].
     #[arg(long, env = "KIVI_FORMAT", value_delimiter = ',', value_name = "TYPE,…")]
     format: Vec<Formats>,
+    /// Cache plans to time as well, as kivi tune writes them, each with its own lengths and sinks.
+    #[arg(long, env = "KIVI_CACHE_PLAN", value_delimiter = ',', value_name = "FILE,…")]
+    cache_plan: Vec<PathBuf>,
     /// Tokens to generate for each sequence.
     #[arg(long, env = "KIVI_GENERATE", value_parser = count::<1, 1_000_000>, default_value_t = 32, value_name = "N")]
     generate: usize,
@@ -101,14 +104,20 @@ impl Task for Benchmark {
         let Self { options, checkpoint } = self;
         let mut formats = options.format.clone();
         if formats.is_empty() {
-            let (keys, values) = cache::default_formats(checkpoint.config());
-            formats = vec![Formats::F16, Formats(KeyValue::new(keys, values))];
+            let named = cache::default_cache(checkpoint.config());
+            formats = vec![Formats::F16, Formats(KeyValue::new(named.key, named.value))];
         }
-        let configs = formats.iter().map(|&formats| Ok((formats, options.common.config(formats)?)));
-        let configs = configs.collect::<Result<Vec<_>>>()?;
+        let model = checkpoint.config();
+        let configs = formats.iter().map(|&formats| {
+            Ok((formats.to_string(), Cache::uniform(options.common.config(formats)?, model)))
+        });
+        let mut configs = configs.collect::<Result<Vec<_>>>()?;
+        for path in &options.cache_plan {
+            configs.push((path.display().to_string(), Cache::of_plan(path, model)?));
+        }
         let text = Text::new(&model::tokenizer(&checkpoint)?)?;
         let (name, isa) = (backend.capabilities().name, options.device.isa()?);
-        let llama = Llama::load(backend, &checkpoint)?;
+        let llama = options.model.load(backend, &checkpoint)?;
         let report = Report::new(
             options.common.json.clone(),
             json!({
@@ -132,7 +141,7 @@ impl Task for Benchmark {
                 eprintln!(
                     "{}; {}; {} of {} tokens, {} generated",
                     options.model.model,
-                    device::describe(llama.backend(), &checkpoint),
+                    device::describe(&llama, &checkpoint),
                     if options.repeats == 1 { "a prompt" } else { "prompts" },
                     options.prompt,
                     options.generate,
@@ -182,7 +191,7 @@ struct Filled<'m, B: DecoderBackend> {
 struct Run<'m, B: DecoderBackend> {
     llama: &'m Llama<B>,
     options: &'m BenchGenerate,
-    configs: Vec<(Formats, CacheConfig)>,
+    configs: Vec<(String, Cache)>,
     text: Text,
     isa: &'static str,
     bar: ProgressBar,
@@ -191,14 +200,14 @@ struct Run<'m, B: DecoderBackend> {
 
 impl<'m, B: DecoderBackend> Run<'m, B> {
     fn execute(mut self) -> Result<()> {
-        for (formats, config) in &self.configs {
-            self.check(*formats, config)?;
+        for (formats, cache) in &self.configs {
+            self.check(formats, cache)?;
         }
         let prompts = self.prompts()?;
         self.print(HEADING)?;
         for &depth in &self.options.depth {
             self.bar.set_message(format!("depth {depth}"));
-            let fill = |(_, config): &(_, CacheConfig)| self.fill(config, depth);
+            let fill = |(_, cache): &(_, Cache)| self.fill(cache, depth);
             let mut filled = self.configs.iter().map(fill).collect::<Result<Vec<_>>>()?;
             for _ in 0..self.options.repeats {
                 for filled in &mut filled {
@@ -208,7 +217,7 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
                 }
             }
             for (index, filled) in filled.into_iter().enumerate() {
-                self.record(self.configs[index].0, depth, prompts[index], filled)?;
+                self.record(&self.configs[index].0.clone(), depth, prompts[index], filled)?;
             }
         }
         self.bar.finish_and_clear();
@@ -216,14 +225,14 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
     }
 
     /// A generated token has the logits it would have at the end of a prompt.
-    fn check(&self, formats: Formats, config: &CacheConfig) -> Result<()> {
+    fn check(&self, formats: &str, cache: &Cache) -> Result<()> {
         let length = CHECKED_TOKENS.min(self.llama.config().context_length);
         let tokens = self.text.of(0, length);
         let Some((last, before)) = tokens.split_last().filter(|(_, before)| !before.is_empty())
         else {
             return Ok(());
         };
-        let mut session = Session::new(self.llama, config.clone(), 2, length)?;
+        let mut session = cache.session(self.llama, 2, length)?;
         let sequence = session.create_sequence()?;
         let whole = session.prompt(sequence, &tokens)?;
         let sequence = session.create_sequence()?;
@@ -246,9 +255,8 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
     fn prompts(&self) -> Result<Vec<f64>> {
         let length = self.options.prompt;
         let (tokens, mut times) = (self.text.of(0, length), vec![Vec::new(); self.configs.len()]);
-        let session =
-            |(_, config): &(_, CacheConfig)| Session::new(self.llama, config.clone(), 1, length);
-        let mut sessions = self.configs.iter().map(session).collect::<Result<Vec<_>, _>>()?;
+        let session = |(_, cache): &(_, Cache)| cache.session(self.llama, 1, length);
+        let mut sessions = self.configs.iter().map(session).collect::<Result<Vec<_>>>()?;
         self.bar.set_message("prompts");
         for _ in 0..self.options.repeats {
             for (session, times) in sessions.iter_mut().zip(&mut times) {
@@ -265,10 +273,10 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
     }
 
     /// Every sequence of the batch gets its own prompt: forks of one would read the same pages.
-    fn fill(&self, config: &CacheConfig, depth: usize) -> Result<Filled<'m, B>> {
+    fn fill(&self, cache: &Cache, depth: usize) -> Result<Filled<'m, B>> {
         let batch = self.options.batch;
         let context = depth + self.options.generate;
-        let mut session = Session::new(self.llama, config.clone(), 2 * batch, context)?;
+        let mut session = cache.session(self.llama, 2 * batch, context)?;
         let (mut sequences, mut next) = (Vec::new(), Vec::new());
         for index in 0..batch {
             let sequence = session.create_sequence()?;
@@ -312,7 +320,7 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
 
     fn record(
         &mut self,
-        formats: Formats,
+        formats: &str,
         depth: usize,
         prompt_rate: f64,
         filled: Filled<'m, B>,
@@ -327,7 +335,7 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
             "prompt_tokens": self.options.prompt,
             "depth": depth,
             "batch": batch,
-            "format": formats.to_string(),
+            "format": formats,
             "group_size": config.group_size(),
             "residual_length": config.residual_length(),
             "sink_length": config.sink_length(),

@@ -1,7 +1,11 @@
 //! `kivi eval perplexity`.
 
+use super::{
+    score::{RelativeError, Score},
+    text::read_text,
+};
 use crate::cli::{
-    cache::CacheOptions,
+    cache::{Cache, CacheOptions},
     device::{self, DeviceOptions, Task},
     model::{self, ModelOptions},
     output,
@@ -12,7 +16,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kivi::{
-    CacheConfig, DecoderBackend, Format, SequenceId, memory,
+    DecoderBackend, SequenceId, memory,
     models::{Checkpoint, Llama, Session},
 };
 use rayon::prelude::*;
@@ -37,7 +41,8 @@ pub(in crate::cli) struct Perplexity {
     /// How the chunks are fed.
     #[arg(long, env = "KIVI_MODE", value_enum, default_value = "decode")]
     mode: Mode,
-    /// Also compare with the same model over an f16 cache (KL divergence); twice the work.
+    /// Also compare with the same model over an f16 cache: KL divergence, most likely tokens and the
+    /// attention output of every layer; twice the work.
     #[arg(long, env = "KIVI_KLD", value_parser = FalseyValueParser::new())]
     kld: bool,
     /// Chunks that are run as one batch.
@@ -70,8 +75,7 @@ impl Perplexity {
         if self.batch == 0 || self.chunks == Some(0) {
             bail!("there is nothing to do with 0 chunks");
         }
-        let text = std::fs::read_to_string(&self.file)
-            .map_err(|error| anyhow::anyhow!("cannot read {}: {error}", self.file.display()))?;
+        let text = read_text(&self.file)?;
         let checkpoint = self.model.open(!self.json)?;
         let device = self.device.clone();
         device.run(Evaluation { options: self, checkpoint, text })
@@ -84,61 +88,10 @@ struct Evaluation {
     text: String,
 }
 
-/// Sums over the scored tokens.
-#[derive(Clone, Copy, Debug, Default)]
-struct Score {
-    tokens: usize,
-    /// Of `−ln p(token)`.
-    negative_log_likelihood: f64,
-    /// Of `KL(f16 ‖ this)`, in nats.
-    divergence: f64,
-    /// How often both have the same most likely token.
-    same_top: usize,
-}
-
-impl Score {
-    fn add(self, other: Self) -> Self {
-        Self {
-            tokens: self.tokens + other.tokens,
-            negative_log_likelihood: self.negative_log_likelihood + other.negative_log_likelihood,
-            divergence: self.divergence + other.divergence,
-            same_top: self.same_top + other.same_top,
-        }
-    }
-
-    /// Scores one token. `reference` are the logits over the f16 cache.
-    fn of(logits: &[f32], reference: Option<&[f32]>, token: u32) -> Self {
-        let total = log_sum_exp(logits);
-        let mut score = Self { tokens: 1, ..Self::default() };
-        score.negative_log_likelihood = total - f64::from(logits[token as usize]);
-        if let Some(reference) = reference {
-            let reference_total = log_sum_exp(reference);
-            let term = |(&p, &q): (&f32, &f32)| {
-                let (p, q) = (f64::from(p) - reference_total, f64::from(q) - total);
-                p.exp() * (p - q)
-            };
-            score.divergence = reference.iter().zip(logits).map(term).sum();
-            score.same_top = usize::from(argmax(reference) == argmax(logits));
-        }
-        score
-    }
-}
-
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&x| f64::from((x - largest).exp())).sum();
-    f64::from(largest) + sum.ln()
-}
-
-fn argmax(logits: &[f32]) -> Option<usize> {
-    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
-    best.map(|(index, _)| index)
-}
-
 impl Task for Evaluation {
     fn run<B: DecoderBackend>(self, backend: B) -> Result<()> {
         let Self { options, checkpoint, text } = self;
-        let config = options.cache.config(checkpoint.config())?;
+        let cache = options.cache.cache(checkpoint.config())?;
         let tokens = model::tokenizer(&checkpoint)?.encode(&text, false, false)?;
         let ctx = options.ctx;
         if ctx > checkpoint.config().context_length {
@@ -152,13 +105,13 @@ impl Task for Evaluation {
             bail!("the text has {} tokens, fewer than one chunk of {ctx}", tokens.len());
         }
         let chunks = options.chunks.unwrap_or(available).min(available);
-        let llama = Llama::load(backend, &checkpoint)?;
+        let llama = options.model.load(backend, &checkpoint)?;
         if !options.json {
             eprintln!(
                 "{}; {}; cache: {}; {chunks} chunks of {ctx} tokens",
                 options.model.model,
-                device::describe(llama.backend(), &checkpoint),
-                options.cache.describe(&config, checkpoint.config()),
+                device::describe(&llama, &checkpoint),
+                cache.describe(),
             );
         }
         if options.mode == Mode::Prefill {
@@ -167,21 +120,28 @@ impl Task for Evaluation {
             );
         }
         let bar = progress(options.json, chunks * ctx);
-        let mut score = Score::default();
+        let mut totals = Totals::default();
         let mut in_use = 0;
         let chunks: Vec<&[u32]> = tokens.chunks_exact(ctx).take(chunks).collect();
         for batch in chunks.chunks(options.batch) {
-            let mut run = Run::new(&llama, &options, &config, batch.len())?;
-            let part = match options.mode {
-                Mode::Decode => run.decode(batch, &bar)?,
-                Mode::Prefill => run.prefill(batch, &bar)?,
-            };
-            score = score.add(part);
+            let mut run = Run::new(&llama, &options, &cache, batch.len())?;
+            match options.mode {
+                Mode::Decode => run.decode(batch, &bar, &mut totals)?,
+                Mode::Prefill => run.prefill(batch, &bar, &mut totals)?,
+            }
             in_use = run.session.measure().in_use() / batch.len();
         }
         bar.finish_and_clear();
-        report(&options, &llama, &config, chunks.len(), score, in_use)
+        report(&options, &cache, chunks.len(), &totals, in_use)
     }
+}
+
+/// What all batches add to.
+#[derive(Debug, Default)]
+struct Totals {
+    score: Score,
+    /// Of the attention output of each layer.
+    layers: Vec<RelativeError>,
 }
 
 /// A batch of chunks, over the cache in question and perhaps over an f16 cache.
@@ -194,18 +154,12 @@ struct Run<'m, B: DecoderBackend> {
 }
 
 impl<'m, B: DecoderBackend> Run<'m, B> {
-    fn new(
-        llama: &'m Llama<B>,
-        options: &Perplexity,
-        config: &CacheConfig,
-        batch: usize,
-    ) -> Result<Self> {
+    fn new(llama: &'m Llama<B>, options: &Perplexity, cache: &Cache, batch: usize) -> Result<Self> {
         let ctx = options.ctx;
-        let mut session = Session::new(llama, config.clone(), batch, ctx)?;
+        let mut session = cache.session(llama, batch, ctx)?;
         let mut reference = None;
         if options.kld {
-            let config = options.cache.with_formats(Format::F16, Format::F16)?;
-            reference = Some(Session::new(llama, config, batch, ctx)?);
+            reference = Some(cache.uncompressed()?.session(llama, batch, ctx)?);
         }
         let mut sequences = Vec::new();
         for _ in 0..batch {
@@ -217,8 +171,7 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
     }
 
     /// All chunks in step, one token at a time.
-    fn decode(&mut self, chunks: &[&[u32]], bar: &ProgressBar) -> Result<Score> {
-        let mut score = Score::default();
+    fn decode(&mut self, chunks: &[&[u32]], bar: &ProgressBar, totals: &mut Totals) -> Result<()> {
         let rows: Vec<usize> = (0..chunks.len()).collect();
         for position in 0..self.ctx - 1 {
             let steps: Vec<_> = self
@@ -227,39 +180,63 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
                 .zip(chunks)
                 .map(|(&sequence, chunk)| (sequence, &chunk[position..=position]))
                 .collect();
-            let hidden = self.session.step(&steps)?;
-            let reference =
-                self.reference.as_mut().map(|session| session.step(&steps)).transpose()?;
-            if position >= self.ctx / 2 {
+            let scored = position >= self.ctx / 2;
+            let layers = scored.then_some(&mut totals.layers);
+            let (hidden, reference) = self.step(&steps, layers)?;
+            if scored {
                 let targets: Vec<u32> = chunks.iter().map(|chunk| chunk[position + 1]).collect();
-                score = score.add(self.score(&hidden, reference.as_ref(), &rows, &targets)?);
+                let part = self.score(&hidden, reference.as_ref(), &rows, &targets)?;
+                totals.score = totals.score.add(part);
             }
             bar.inc(chunks.len() as u64);
         }
-        Ok(score)
+        Ok(())
     }
 
     /// One chunk after the other, each as one prompt.
-    fn prefill(&mut self, chunks: &[&[u32]], bar: &ProgressBar) -> Result<Score> {
-        let mut score = Score::default();
+    fn prefill(&mut self, chunks: &[&[u32]], bar: &ProgressBar, totals: &mut Totals) -> Result<()> {
         for (&sequence, chunk) in self.sequences.clone().iter().zip(chunks) {
-            let step = [(sequence, *chunk)];
             self.session.state_mut().begin_prompt(sequence, chunk.len())?;
-            let hidden = self.session.step(&step)?;
-            let mut reference = None;
             if let Some(session) = &mut self.reference {
                 session.state_mut().begin_prompt(sequence, chunk.len())?;
-                reference = Some(session.step(&step)?);
             }
+            let (hidden, reference) = self.step(&[(sequence, *chunk)], Some(&mut totals.layers))?;
             // Logits of some rows at a time: all of them would be the largest buffer by far.
             let rows: Vec<usize> = (self.ctx / 2..self.ctx - 1).collect();
             for rows in rows.chunks(128) {
                 let targets: Vec<u32> = rows.iter().map(|row| chunk[row + 1]).collect();
-                score = score.add(self.score(&hidden, reference.as_ref(), rows, &targets)?);
+                let part = self.score(&hidden, reference.as_ref(), rows, &targets)?;
+                totals.score = totals.score.add(part);
             }
             bar.inc(chunk.len() as u64);
         }
-        Ok(score)
+        Ok(())
+    }
+
+    /// One step over both caches; compares the attention outputs if there is somewhere to add to.
+    fn step(
+        &mut self,
+        steps: &[(SequenceId, &[u32])],
+        layers: Option<&mut Vec<RelativeError>>,
+    ) -> Result<(B::Buffer, Option<B::Buffer>)> {
+        let Some(reference) = &mut self.reference else {
+            return Ok((self.session.step(steps)?, None));
+        };
+        let Some(layers) = layers else {
+            return Ok((self.session.step(steps)?, Some(reference.step(steps)?)));
+        };
+        layers.resize_with(self.llama.config().layers, RelativeError::default);
+        let mut outputs: Vec<Vec<f32>> = Vec::new();
+        let expected = reference.step_observed(steps, &mut |seen| {
+            outputs.push(read(seen.backend, seen.attended)?);
+            Ok(())
+        })?;
+        let hidden = self.session.step_observed(steps, &mut |seen| {
+            let found = read(seen.backend, seen.attended)?;
+            layers[seen.layer].add(&found, &outputs[seen.layer]);
+            Ok(())
+        })?;
+        Ok((hidden, Some(expected)))
     }
 
     fn score(
@@ -292,14 +269,22 @@ fn progress(json: bool, tokens: usize) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn report<B: DecoderBackend>(
+/// All elements of a buffer.
+fn read<B: DecoderBackend>(backend: &B, buffer: &B::Buffer) -> kivi::models::Result<Vec<f32>> {
+    let [rows, width] = backend.shape(buffer);
+    let mut out = vec![0.0; rows * width];
+    backend.read(buffer, &mut out)?;
+    Ok(out)
+}
+
+fn report(
     options: &Perplexity,
-    llama: &Llama<B>,
-    config: &CacheConfig,
+    cache: &Cache,
     chunks: usize,
-    score: Score,
+    totals: &Totals,
     in_use: usize,
 ) -> Result<()> {
+    let (score, config) = (totals.score, &cache.config);
     let tokens = score.tokens as f64;
     let perplexity = (score.negative_log_likelihood / tokens).exp();
     if !perplexity.is_finite() {
@@ -307,10 +292,11 @@ fn report<B: DecoderBackend>(
     }
     let kld = options.kld.then_some(score.divergence / tokens);
     let same_top = options.kld.then_some(score.same_top as f64 / tokens);
-    let layers = llama.cache_layers(config);
-    let spec = kivi::PoolSpec::for_context(config.clone(), layers, 1, options.ctx)?;
+    let layers: Vec<f64> = totals.layers.iter().map(|layer| layer.get()).collect();
     let cached = options.ctx - usize::from(options.mode == Mode::Decode);
+    let spec = cache.pool(options.ctx)?;
     let bits = 8.0 * in_use as f64 / memory::elements(&spec, cached) as f64;
+    let limit = cache.bits_in_the_limit()?;
     if options.json {
         return output::print_json(json!({
             "perplexity": perplexity,
@@ -324,6 +310,12 @@ fn report<B: DecoderBackend>(
             "same_top_share": same_top,
             "cache_bytes_per_sequence": in_use,
             "bits_per_element": bits,
+            "bits_per_element_limit": limit,
+            "group_size": config.group_size(),
+            "residual_length": config.residual_length(),
+            "sink_length": config.sink_length(),
+            "layer_formats": cache.formats(),
+            "attention_output_error_per_layer": options.kld.then_some(layers),
         }));
     }
     output::print(&format!("perplexity {perplexity:.4} over {} tokens\n", score.tokens))?;
@@ -333,24 +325,14 @@ fn report<B: DecoderBackend>(
             100.0 * same
         ))?;
     }
-    eprintln!("cache of one chunk: {}, {bits:.2} bits per element", bytes(in_use));
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scores_of_known_distributions() {
-        // Uniform over four tokens: −ln ¼. Logits ln 3 and 0 are probabilities ¾ and ¼.
-        let uniform = Score::of(&[1.0; 4], Some(&[1.0; 4]), 2);
-        assert!((uniform.negative_log_likelihood - 4f64.ln()).abs() < 1e-7);
-        assert!(uniform.divergence.abs() < 1e-9 && uniform.same_top == 1);
-        let skewed = [3f32.ln(), 0.0];
-        let score = Score::of(&[0.0, 0.0], Some(&skewed), 1);
-        // KL(¾, ¼ ‖ ½, ½) = ¾ ln 1.5 + ¼ ln 0.5
-        let expected = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
-        assert!((score.divergence - expected).abs() < 1e-7);
+    if options.kld {
+        let list: Vec<String> =
+            layers.iter().map(|error| format!("{:.1}", 100.0 * error)).collect();
+        output::print(&format!("attention output error by layer, %: {}\n", list.join(" ")))?;
     }
+    eprintln!(
+        "cache of one chunk: {}, {bits:.2} bits per element, {limit:.2} in the limit",
+        bytes(in_use)
+    );
+    Ok(())
 }
