@@ -238,6 +238,10 @@ impl<R: Runtime> CacheBackend for Gpu<R> {
         let (arena, memory) = cache.layer("attend", layer)?;
         let step = cache.step("attend", layer, plan)?;
         attention.validate(&memory.spec)?;
+        if attention.key_bias.is_some() {
+            let (backend, what) = (self.device.name, "key biases beside the cache".into());
+            return Err(Error::Unsupported { backend, what });
+        }
         let shape = memory.shape;
         let width = attention.query_heads * shape.head_dim;
         self.expect("attend", queries, [plan.rows, width])?;

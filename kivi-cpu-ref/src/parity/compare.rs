@@ -33,8 +33,8 @@ impl AddAssign for Report {
 /// `rounding` is how far, as a share of the largest of a group, the backend may round the numbers
 /// that it multiplies codes with (`q∘s`, `p·s`): 0 if it multiplies in f32.
 ///
-/// A case whose pool the backend refuses with [`Error::Unsupported`] is skipped: a line says so and
-/// the report counts it.
+/// A case whose pool the backend refuses with [`Error::Unsupported`], or with key biases it has not, is
+/// skipped: a line says so and the report counts it.
 ///
 /// # Errors
 /// A text that says what differs and where.
@@ -42,6 +42,10 @@ pub fn check<B: CacheBackend>(backend: &B, case: &Case, rounding: f32) -> Result
     let pool = case.pool().map_err(|error| error.to_string())?;
     if let Err(reason @ Error::Unsupported { .. }) = backend.create_cache(&pool) {
         println!("skipped case {}: {reason}", case.seed);
+        return Ok(Report { skipped: 1, ..Report::default() });
+    }
+    if case.key_bias.is_some() && !backend.capabilities().key_bias {
+        println!("skipped case {}: no key biases", case.seed);
         return Ok(Report { skipped: 1, ..Report::default() });
     }
     let sequences = case.sequences.iter().enumerate();

@@ -35,6 +35,8 @@ use cubecl_cpp::shared::{
     register_wmma_features,
 };
 use cubecl_runtime::allocator::PitchedMemoryLayoutPolicy;
+use cubecl_runtime::id::KernelId;
+use cubecl_runtime::kernel::KernelMetadata;
 use cubecl_runtime::logging::ServerLogger;
 use cubecl_runtime::memory_management::{
     ManagedMemoryHandle, MemoryAllocationMode, MemoryManagement, MemoryManagementOptions,
@@ -134,6 +136,8 @@ struct Emulator {
     tools: Result<Toolchain, CodegenError>,
     architecture: Architecture,
     compiled: HashMap<String, String>,
+    /// CubeCL's sources differ from one time to the next in the names of variables.
+    known: HashMap<KernelId, Recorded>,
 }
 
 impl std::fmt::Debug for RecorderServer {
@@ -164,6 +168,7 @@ impl DeviceService for RecorderServer {
             tools: Toolchain::open(TOOLS.get().map_or(Path::new(""), PathBuf::as_path)),
             architecture,
             compiled: HashMap::new(),
+            known: HashMap::new(),
         });
         let utilities = ServerUtilities::new(properties, logger, Log::default(), layout);
         let supports_features = CppSupportedFeatures {
@@ -296,6 +301,21 @@ impl RecorderServer {
         Ok(handle.offset_end(handle.size().saturating_sub(binding.size_in_used())))
     }
 
+    /// Compiles a kernel to CUDA C++.
+    fn compile(
+        &self,
+        kernel: &Box<dyn CubeTask<CudaCompiler>>,
+        mode: ExecutionMode,
+    ) -> Result<Recorded, String> {
+        let compiled =
+            kernel.compile(&mut Default::default(), &self.options, mode, kernel.address_type());
+        let kernel = compiled.map_err(|error| error.to_string())?;
+        let bytes = kernel.repr.map_or(0, |repr| repr.shared_memory_size());
+        let (source, shared_bytes) = settle(kernel.source, bytes);
+        let block = [kernel.cube_dim.x, kernel.cube_dim.y, kernel.cube_dim.z];
+        Ok(Recorded { entry: kernel.entrypoint_name, source, shared_bytes, block })
+    }
+
     /// Compiles and runs a recorded kernel.
     fn emulate(
         &mut self,
@@ -314,7 +334,7 @@ impl RecorderServer {
         if !arguments.tensor_maps.is_empty() || info.dynamic_metadata_offset < info.data.len() {
             return Err("tensor maps and tensors are not emulated".to_owned());
         }
-        let Some(Emulator { tools, architecture, compiled }) = &mut self.emulator else {
+        let Some(Emulator { tools, architecture, compiled, .. }) = &mut self.emulator else {
             return Ok(());
         };
         if !compiled.contains_key(&kernel.source) {
@@ -422,17 +442,15 @@ impl ComputeServer for RecorderServer {
         mode: ExecutionMode,
         _: StreamId,
     ) {
-        let compiled =
-            kernel.compile(&mut Default::default(), &self.options, mode, kernel.address_type());
-        let recorded = match compiled {
-            Ok(kernel) => {
-                let bytes = kernel.repr.map_or(0, |repr| repr.shared_memory_size());
-                let (source, shared_bytes) = settle(kernel.source, bytes);
-                let block = [kernel.cube_dim.x, kernel.cube_dim.y, kernel.cube_dim.z];
-                Ok(Recorded { entry: kernel.entrypoint_name, source, shared_bytes, block })
-            }
-            Err(error) => Err(error.to_string()),
+        let id = kernel.id();
+        let known = self.emulator.as_ref().and_then(|emulator| emulator.known.get(&id));
+        let recorded = match known {
+            Some(known) => Ok(known.clone()),
+            None => self.compile(&kernel, mode),
         };
+        if let (Some(emulator), Ok(recorded)) = (&mut self.emulator, &recorded) {
+            emulator.known.entry(id).or_insert_with(|| recorded.clone());
+        }
         if self.emulator.is_some() {
             // A process may launch thousands; they are not kept.
             let run = recorded.and_then(|kernel| self.emulate(&kernel, &count, &arguments));

@@ -13,10 +13,9 @@ const ROUNDING: f32 = 1.0 / 2048.0;
 /// A block of keys and the values that are codes by then, a ragged batch, sinks, a window, and formats.
 fn cases(head_group: usize) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (format, head_dim, sinks, window) in [
-        (Format::KIVI2, 64, 4, None),
-        (Format::KIVI4, 64, 0, Some(50)),
-    ] {
+    for (format, head_dim, sinks, window) in
+        [(Format::KIVI2, 64, 4, None), (Format::KIVI4, 64, 0, Some(50))]
+    {
         let builder = CacheConfig::builder().key(format).value(format).sink_length(sinks);
         let mut case = Case::new(builder.residual_length(32).build().unwrap());
         (case.kv_heads, case.head_group, case.head_dim) = (1, head_group, head_dim);

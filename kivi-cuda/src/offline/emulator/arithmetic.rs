@@ -314,7 +314,8 @@ fn float(kind: Kind, a: f32, b: f32, c: f32) -> f32 {
             if f64::from(nearest) > exact { nearest.next_down() } else { nearest }
         }
         // NaN becomes 0.
-        Kind::Saturate => a.max(0.0).min(1.0),
+        Kind::Saturate if a.is_nan() => 0.0,
+        Kind::Saturate => a.clamp(0.0, 1.0),
         _ => f32::NAN,
     }
 }
