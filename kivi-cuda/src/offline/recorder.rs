@@ -304,7 +304,7 @@ impl RecorderServer {
     /// Compiles a kernel to CUDA C++.
     fn compile(
         &self,
-        kernel: &Box<dyn CubeTask<CudaCompiler>>,
+        kernel: &dyn CubeTask<CudaCompiler>,
         mode: ExecutionMode,
     ) -> Result<Recorded, String> {
         let compiled =
@@ -446,7 +446,7 @@ impl ComputeServer for RecorderServer {
         let known = self.emulator.as_ref().and_then(|emulator| emulator.known.get(&id));
         let recorded = match known {
             Some(known) => Ok(known.clone()),
-            None => self.compile(&kernel, mode),
+            None => self.compile(kernel.as_ref(), mode),
         };
         if let (Some(emulator), Ok(recorded)) = (&mut self.emulator, &recorded) {
             emulator.known.entry(id).or_insert_with(|| recorded.clone());
