@@ -6,67 +6,21 @@ use crate::{
     launch::{Arena, Device},
     memory::{GroupMemory, push_run},
     order,
+    place::Places,
 };
 use cubecl::prelude::*;
 use half::{bf16, f16};
 use kivi_core::{
-    CanonicalLayer, Error, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result,
-    SequenceLayout, quantizer::GroupParams,
+    CanonicalLayer, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result, SequenceLayout,
+    quantizer::GroupParams,
 };
 use std::ops::Range;
 
 /// Words of one layer, and where a sequence lies in them.
 struct Reader<'a> {
     words: &'a [u32],
-    find: Find<'a>,
-}
-
-/// Where a sequence lies.
-#[derive(Clone, Copy)]
-struct Find<'a> {
-    memory: &'a GroupMemory,
-    table: &'a [PageId],
-    layout: &'a SequenceLayout,
-}
-
-impl Find<'_> {
-    fn shape(&self) -> &Shape {
-        &self.memory.shape
-    }
-
-    /// The first word of the page of a token after the sinks, and its place in it.
-    fn page(&self, token: usize) -> Result<(usize, usize)> {
-        let page_tokens = self.shape().page_tokens;
-        let id = self.table.get(token / page_tokens).filter(|&&id| id != PageId::DROPPED);
-        let page = id.and_then(|&id| self.memory.page(id));
-        let page = page.ok_or_else(|| Error::request("export", "a page is gone"))?;
-        Ok((page, token % page_tokens))
-    }
-
-    /// The first word of a token in full precision.
-    fn full(&self, position: usize, keys: bool) -> Result<usize> {
-        let shape = self.shape();
-        let (packs, width, part) = match keys {
-            true => (shape.packs().keys, shape.key_width(), shape.full_keys()),
-            false => (shape.packs().values, shape.value_width(), shape.full_values()),
-        };
-        if position >= shape.sinks && !packs {
-            let (page, token) = self.page(position - shape.sinks)?;
-            return Ok(page + part + token * width);
-        }
-        let slot = self.memory.slot(self.layout.slot);
-        let slot =
-            slot.ok_or_else(|| Error::request("export", format!("no slot {}", self.layout.slot)))?;
-        let (start, capacity) = match keys {
-            true => (slot.keys.start, slot.capacity.keys),
-            false => (slot.values.start, slot.capacity.values),
-        };
-        let row = match position.checked_sub(shape.sinks) {
-            None => position,
-            Some(offset) => shape.sinks + offset % capacity.max(1),
-        };
-        Ok(start + row * width)
-    }
+    shape: Shape,
+    find: Places<'a>,
 }
 
 fn params(word: u32) -> GroupParams {
@@ -102,10 +56,10 @@ fn encode(store: Store, elements: &[f32], out: &mut Vec<u32>) {
 
 impl Reader<'_> {
     fn keys(&self, out: &mut PackedKeys) -> Result<()> {
-        let shape = *self.find.shape();
+        let shape = self.shape;
         let bits = shape.key_bits;
         for group in 0..out.tokens / shape.group {
-            let (page, token) = self.find.page(group * shape.group)?;
+            let (page, token) = self.find.page(shape.sinks + group * shape.group)?;
             for head in 0..shape.kv_heads {
                 let own = head * shape.groups() + token / shape.group;
                 let codes = &self.words[page + own * shape.key_group_words()..];
@@ -133,9 +87,9 @@ impl Reader<'_> {
     }
 
     fn values(&self, out: &mut PackedValues) -> Result<()> {
-        let shape = *self.find.shape();
+        let shape = self.shape;
         for token in 0..out.tokens {
-            let (page, place) = self.find.page(token)?;
+            let (page, place) = self.find.page(shape.sinks + token)?;
             for head in 0..shape.kv_heads {
                 let codes = page
                     + shape.value_codes()
@@ -158,7 +112,7 @@ impl Reader<'_> {
     }
 
     fn full(&self, range: Range<usize>, keys: bool) -> Result<FullTokens> {
-        let shape = self.find.shape();
+        let shape = &self.shape;
         let (width, store) = match keys {
             true => (shape.key_width(), shape.key_store),
             false => (shape.value_width(), shape.value_store),
@@ -181,11 +135,11 @@ impl Reader<'_> {
 /// Where `dequantize` finds every token of a sequence.
 pub(crate) fn places(
     memory: &GroupMemory,
-    table: &[PageId],
+    group: usize,
     layout: &SequenceLayout,
     keys: bool,
 ) -> Result<Vec<u32>> {
-    let find = Find { memory, table, layout };
+    let find = Places::new("dequantize", memory, group, layout);
     let (sinks, packs) = (memory.shape.sinks, memory.shape.packs());
     let (packs, packed) = match keys {
         true => (packs.keys, layout.packed.keys),
@@ -194,7 +148,7 @@ pub(crate) fn places(
     let mut places = Vec::with_capacity(3 * layout.tokens);
     for position in 0..layout.tokens {
         let place = if packs && (sinks..packed).contains(&position) {
-            let (page, token) = find.page(position - sinks)?;
+            let (page, token) = find.page(position)?;
             [page, token, 1]
         } else {
             [find.full(position, keys)?, 0, 0]
@@ -214,8 +168,8 @@ pub(crate) fn export<R: Runtime>(
     let (arena, memory) = cache.layer("export", layer)?;
     layout.check("export", &cache.spec)?;
     let bytes = device.read("export", arena.handle.clone())?;
-    let table = &layout.tables[cache.spec.group_of(layer)];
-    let reader = Reader { words: u32::from_bytes(&bytes), find: Find { memory, table, layout } };
+    let find = Places::new("export", memory, cache.spec.group_of(layer), layout);
+    let reader = Reader { words: u32::from_bytes(&bytes), shape: memory.shape, find };
     let (spec, sinks) = (&memory.spec, memory.shape.sinks);
     let quantized = layout.packed.map(|end| end - sinks);
     let shape = |tokens| [spec.kv_heads, tokens, spec.head_dim];
@@ -258,13 +212,13 @@ pub(crate) fn import<R: Runtime>(
     cache.adopt(device, layout)?;
     let (arena, memory) = cache.layer("import", layer)?;
     let shape = memory.shape;
-    let table = &layout.tables[cache.spec.group_of(layer)];
-    let find = Find { memory, table, layout };
+    let group = cache.spec.group_of(layer);
+    let find = Places::new("import", memory, group, layout);
     let (mut words, mut runs) = (Vec::new(), Vec::new());
 
     // Pages whole, so that nothing of an earlier owner stays.
-    for (index, _) in table.iter().enumerate().filter(|&(_, &page)| page != PageId::DROPPED) {
-        let (page, _) = find.page(index * shape.page_tokens)?;
+    for (index, _) in find.table.iter().enumerate().filter(|&(_, &page)| page != PageId::DROPPED) {
+        let (page, _) = find.page(shape.sinks + index * shape.page_tokens)?;
         let start = words.len();
         words.resize(start + shape.page_words(), 0);
         push_run(&mut runs, start, page, shape.page_words());

@@ -134,9 +134,9 @@ impl<R: Runtime> Gpu<R> {
         let (arena, memory) = cache.layer("dequantize", layer)?;
         layout.check("dequantize", &cache.spec)?;
         let shape = memory.shape;
-        let table = &layout.tables[cache.spec.group_of(layer)];
+        let group = cache.spec.group_of(layer);
         let matrix = |keys: bool| {
-            let places = canonical::places(memory, table, layout, keys)?;
+            let places = canonical::places(memory, group, layout, keys)?;
             let handle = self.device.dequantize(arena, shape, &places, keys)?;
             let width = shape.kv_heads * shape.head_dim;
             Ok::<_, Error>(GpuMatrix { rows: layout.tokens, width, handle })

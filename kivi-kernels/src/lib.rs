@@ -22,6 +22,7 @@ pub mod kernels;
 mod launch;
 mod memory;
 pub mod order;
+mod place;
 mod routine;
 mod shape;
 mod step;

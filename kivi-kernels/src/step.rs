@@ -1,10 +1,12 @@
 //! What a step plan says, as the lists of numbers that kernels read.
 
 use crate::{
+    Shape,
     kernels::{attend::DROPPED, splits::SplitConfig},
-    memory::{GroupMemory, SlotRecord},
+    memory::GroupMemory,
+    place::Places,
 };
-use kivi_core::{Error, PageId, Result, SequencePlan, StepPlan};
+use kivi_core::{PageId, Result, SequencePlan, StepPlan};
 use std::ops::Range;
 
 /// Words of a sequence in the tables.
@@ -48,7 +50,8 @@ impl StepLists {
         }
         let (mut key_places, mut value_places) = (Vec::new(), Vec::new());
         for (index, sequence) in plan.sequences.iter().enumerate() {
-            let slot = slot_of(memory, sequence)?;
+            let places = Places::new("begin step", memory, group, &sequence.before);
+            let slot = places.slot()?;
             let table = lists.tables.len();
             let own = [
                 table,
@@ -62,17 +65,17 @@ impl StepLists {
             ];
             let words = own.map(word);
             lists.tables[SEQUENCE_WORDS * index..][..SEQUENCE_WORDS].copy_from_slice(&words);
-            for &page in &sequence.before.tables[group] {
+            for &page in places.table {
                 let place = if page == PageId::DROPPED { None } else { memory.page(page) };
                 lists.tables.push(place.map_or(DROPPED, word));
             }
-            let find = Places { memory, group, sequence, slot };
             for position in sequence.positions() {
-                key_places.push(word(find.key(position)?));
-                value_places.push(word(find.value(position)?));
+                key_places.push(word(places.full(position, true)?));
+                value_places.push(word(places.full(position, false)?));
             }
-            find.key_items(&mut lists.keys)?;
-            find.value_items(&mut lists.values)?;
+            let (shape, ranges) = (&memory.shape, sequence.quantize.clone());
+            key_items(shape, &places, ranges.keys, &mut lists.keys)?;
+            value_items(shape, &places, ranges.values, &mut lists.values)?;
         }
         lists.places = key_places;
         lists.places.extend(value_places);
@@ -80,90 +83,45 @@ impl StepLists {
     }
 }
 
-fn slot_of<'a>(memory: &'a GroupMemory, sequence: &SequencePlan) -> Result<&'a SlotRecord> {
-    let slot = memory.slot(sequence.before.slot);
-    slot.ok_or_else(|| Error::request("begin step", format!("no slot {}", sequence.before.slot)))
+/// Items of `quantize_keys`: the groups of a sequence that become codes.
+fn key_items(
+    shape: &Shape,
+    places: &Places<'_>,
+    range: Range<usize>,
+    items: &mut Vec<u32>,
+) -> Result<()> {
+    if !shape.packs().keys {
+        return Ok(());
+    }
+    for position in range.step_by(shape.group) {
+        let (page, token) = places.page(position)?;
+        items.extend([places.full(position, true)?, page, token / shape.group].map(word));
+    }
+    Ok(())
 }
 
-/// Where the tokens of a sequence lie.
-struct Places<'a> {
-    memory: &'a GroupMemory,
-    group: usize,
-    sequence: &'a SequencePlan,
-    slot: &'a SlotRecord,
-}
-
-impl Places<'_> {
-    /// The page of a position after the sinks, and the token in it.
-    fn page(&self, position: usize) -> Result<(usize, usize)> {
-        let shape = &self.memory.shape;
-        let offset = position - shape.sinks;
-        let id = self.sequence.before.tables[self.group].get(offset / shape.page_tokens);
-        let page = id.and_then(|&id| self.memory.page(id));
-        let missing = || Error::request("begin step", format!("no page for position {position}"));
-        Ok((page.ok_or_else(missing)?, offset % shape.page_tokens))
+/// Items of `quantize_values`: all tokens of a row of words are one unit's work.
+fn value_items(
+    shape: &Shape,
+    places: &Places<'_>,
+    range: Range<usize>,
+    items: &mut Vec<u32>,
+) -> Result<()> {
+    if !shape.packs().values {
+        return Ok(());
     }
-
-    /// The first word of a key in full precision.
-    fn key(&self, position: usize) -> Result<usize> {
-        let shape = &self.memory.shape;
-        if position >= shape.sinks && !shape.packs().keys {
-            let (page, token) = self.page(position)?;
-            return Ok(page + shape.full_keys() + token * shape.key_width());
-        }
-        let row = self.row(position, self.slot.capacity.keys);
-        Ok(self.slot.keys.start + row * shape.key_width())
+    let per_word = shape.values_per_word();
+    let mut position = range.start;
+    while position < range.end {
+        let slot = places.slot()?;
+        let (page, token) = places.page(position)?;
+        let count = (per_word - token % per_word).min(range.end - position);
+        let capacity = slot.capacity.values;
+        let place = (position - shape.sinks) % capacity.max(1);
+        items.extend([slot.values.start, place, capacity, page, token, count].map(word));
+        position += count;
     }
-
-    fn value(&self, position: usize) -> Result<usize> {
-        let shape = &self.memory.shape;
-        if position >= shape.sinks && !shape.packs().values {
-            let (page, token) = self.page(position)?;
-            return Ok(page + shape.full_values() + token * shape.value_width());
-        }
-        let row = self.row(position, self.slot.capacity.values);
-        Ok(self.slot.values.start + row * shape.value_width())
-    }
-
-    /// The row of a position in a slot.
-    fn row(&self, position: usize, capacity: usize) -> usize {
-        let sinks = self.memory.shape.sinks;
-        if position < sinks { position } else { sinks + (position - sinks) % capacity.max(1) }
-    }
-
-    fn key_items(&self, items: &mut Vec<u32>) -> Result<()> {
-        let shape = &self.memory.shape;
-        if !shape.packs().keys {
-            return Ok(());
-        }
-        let range = self.sequence.quantize.keys.clone();
-        for position in range.step_by(shape.group) {
-            let (page, token) = self.page(position)?;
-            items.extend([self.key(position)?, page, token / shape.group].map(word));
-        }
-        Ok(())
-    }
-
-    fn value_items(&self, items: &mut Vec<u32>) -> Result<()> {
-        let shape = &self.memory.shape;
-        if !shape.packs().values {
-            return Ok(());
-        }
-        let Range { start, end } = self.sequence.quantize.values.clone();
-        let per_word = shape.values_per_word();
-        let mut position = start;
-        while position < end {
-            let (page, token) = self.page(position)?;
-            // All tokens of a row of words are one unit's work.
-            let count = (per_word - token % per_word).min(end - position);
-            let place = (position - shape.sinks) % self.slot.capacity.values.max(1);
-            let item =
-                [self.slot.values.start, place, self.slot.capacity.values, page, token, count];
-            items.extend(item.map(word));
-            position += count;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Blocks and items of one launch of `attend` and `combine`.
