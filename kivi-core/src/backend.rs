@@ -118,11 +118,12 @@ pub trait CacheBackend {
     /// When `layer` does not exist.
     fn release(&self, cache: &mut Self::Cache, layer: usize, plan: &StepPlan) -> Result<()>;
 
-    /// Copies one residual slot, sinks included, to another: the device half of a fork.
+    /// Copies one residual slot, sinks included, to that of a fork's layout, with the room that the
+    /// layout says: the device half of a fork.
     ///
     /// # Errors
     /// When the device is out of memory.
-    fn copy_slot(&self, cache: &mut Self::Cache, from: usize, to: usize) -> Result<()>;
+    fn copy_slot(&self, cache: &mut Self::Cache, from: usize, to: &SequenceLayout) -> Result<()>;
 
     /// One layer of one sequence in canonical form, as it is: with an open segment, or after a
     /// truncation, it may hold more or fewer full-precision tokens than an adopted sequence of the
@@ -161,7 +162,7 @@ pub trait CacheBackend {
 /// The dense operations of a decoder, coarse enough to be fast without a graph compiler.
 ///
 /// Activations are [`CacheBackend::Buffer`]s of shape `[rows, width]`.
-pub trait DecoderBackend: CacheBackend + Sync {
+pub trait DecoderBackend: CacheBackend + Send + Sync {
     /// A weight on the device.
     type Weight: Send + Sync;
 

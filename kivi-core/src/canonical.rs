@@ -30,6 +30,20 @@ pub struct CanonicalLayer {
 }
 
 impl CanonicalLayer {
+    /// Bytes of the arrays in host memory; full-precision tokens take 4 per element here.
+    pub fn host_bytes(&self) -> usize {
+        let keys = self.packed_keys.as_ref().map_or(0, |keys| {
+            let promoted = keys.promoted.as_ref();
+            let second = promoted.map_or(0, |plane| plane.mask.len() + plane.lo.len());
+            4 * (keys.codes.len() + second) + 2 * (keys.scales.len() + keys.zeros.len())
+        });
+        let values = self.packed_values.as_ref().map_or(0, |values| {
+            4 * values.codes.len() + 2 * (values.scales.len() + values.zeros.len())
+        });
+        let full = [&self.sinks.keys, &self.sinks.values, &self.full.keys, &self.full.values];
+        keys + values + full.iter().map(|tokens| 4 * tokens.data.len()).sum::<usize>()
+    }
+
     /// Checks that the contents have exactly the shape of a layout in a layer of a pool; every
     /// backend's import does so before it changes anything.
     ///

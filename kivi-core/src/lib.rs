@@ -49,5 +49,5 @@ pub use plan::{PageCopy, PageRef, SequenceLayout, SequencePlan, StepPlan};
 pub use policy::{CachePolicy, KiviPolicy};
 pub use pool::{LayerSpec, PoolSpec};
 pub use rope::{Rope, RopeStyle};
-pub use state::{CacheState, SequenceId, StepRequest};
+pub use state::{CacheState, SequenceId, StepBytes, StepRequest};
 pub use weight::{WeightData, WeightFormat, blocks};

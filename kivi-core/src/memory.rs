@@ -138,7 +138,6 @@ pub fn of_sequence(
             tokens.zip(keep).map(|(tokens, keep)| if keep { tokens } else { 0 })
         };
         let quantized = only(packs, layout.packed.map(|end| paged(sinks..end)));
-        let room = KeyValue::both(live.len() * page_tokens);
         let uncompressed = packs.map(|packs| !packs);
         let full = only(uncompressed, KeyValue::both(paged(sinks..n)));
 
@@ -146,10 +145,7 @@ pub fn of_sequence(
         let params = spec.param_bytes(layer, quantized);
         let masks = spec.mask_bytes(layer, quantized);
         let full_pages = spec.full_bytes(layer, full);
-        let page_bytes = spec.code_bytes(layer, room)
-            + spec.param_bytes(layer, room)
-            + spec.mask_bytes(layer, room)
-            + spec.full_bytes(layer, only(uncompressed, room));
+        let page_bytes = live.len() * spec.layer_page_bytes(layer);
 
         let bytes = |tokens: KeyValue<usize>| spec.full_bytes(layer, only(packs, tokens));
         let count = |first: KeyValue<usize>| first.map(|first| n.saturating_sub(first));
@@ -159,7 +155,7 @@ pub fn of_sequence(
         let copied = closed.1.zip(layout.kept).map(|(policy, held)| policy.max(held));
         let rollback = bytes(count(copied)) - residual;
         let in_sinks = spec.full_bytes(layer, KeyValue::both(n.min(sinks)));
-        let sink_room = spec.full_bytes(layer, KeyValue::both(sinks));
+        let slot_bytes = spec.layer_slot_bytes(layer, layout.capacity);
         let usage = MemoryUsage {
             codes,
             scales_and_zeros: params,
@@ -170,7 +166,7 @@ pub fn of_sequence(
             rollback,
             open_segment: held.saturating_sub(residual + rollback),
             page_slack: page_bytes - codes - params - masks - full_pages,
-            residual_slack: bytes(layout.capacity).saturating_sub(held) + sink_room - in_sinks,
+            residual_slack: slot_bytes.saturating_sub(held + in_sinks),
         };
         total += usage.times(spec.group_layers(group));
     }

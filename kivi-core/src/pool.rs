@@ -213,6 +213,33 @@ impl PoolSpec {
         4 * layer.kv_heads * groups * words
     }
 
+    /// Bytes of a page in all layers of a group.
+    pub fn page_bytes(&self, group: usize) -> usize {
+        self.layer_page_bytes(self.group_layer(group)) * self.group_layers(group)
+    }
+
+    /// Bytes of a page in one layer.
+    pub(crate) fn layer_page_bytes(&self, layer: &LayerSpec) -> usize {
+        let tokens = KeyValue::both(self.config.page_tokens());
+        let full = tokens.zip(layer.packs()).map(|(tokens, packs)| if packs { 0 } else { tokens });
+        self.code_bytes(layer, tokens)
+            + self.param_bytes(layer, tokens)
+            + self.mask_bytes(layer, tokens)
+            + self.full_bytes(layer, full)
+    }
+
+    /// Bytes of a residual slot with room for `capacity` tokens, and of its sinks, in all layers.
+    pub fn slot_bytes(&self, capacity: KeyValue<usize>) -> usize {
+        self.layers.iter().map(|layer| self.layer_slot_bytes(layer, capacity)).sum()
+    }
+
+    /// The same in one layer.
+    pub(crate) fn layer_slot_bytes(&self, layer: &LayerSpec, capacity: KeyValue<usize>) -> usize {
+        let sinks = self.config.sink_length();
+        let room = capacity.zip(layer.packs()).map(|(n, packs)| if packs { n } else { 0 });
+        self.full_bytes(layer, room.map(|room| room + sinks))
+    }
+
     /// Bytes of `tokens` keys and values of a layer in full precision.
     pub fn full_bytes(&self, layer: &LayerSpec, tokens: KeyValue<usize>) -> usize {
         let stored = layer.format.map(|format| format.store.bytes());

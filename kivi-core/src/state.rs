@@ -32,6 +32,26 @@ pub struct StepRequest {
     pub tokens: usize,
 }
 
+/// Bytes that a step takes for one of its sequences, all layers together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepBytes {
+    /// Of pages that are allocated or copied for it.
+    pub pages: usize,
+    /// Of its residual slot before the step.
+    pub slot_before: usize,
+    /// Of the slot while the step runs, at least as much.
+    pub slot_during: usize,
+    /// Of the slot after the step.
+    pub slot_after: usize,
+}
+
+impl StepBytes {
+    /// By how much the allocated bytes grow while the step runs.
+    pub fn growth(&self) -> usize {
+        self.pages + self.slot_during - self.slot_before
+    }
+}
+
 /// Positions, boundaries, pages and reference counts of every sequence in a pool.
 ///
 /// What a query reads of a token depends only on their positions, on where prompts begin and end
@@ -125,6 +145,11 @@ impl CacheState {
         Ok(())
     }
 
+    /// Sequences that were created and not removed.
+    pub fn sequence_count(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
     /// Tokens of a sequence.
     ///
     /// # Errors
@@ -149,6 +174,36 @@ impl CacheState {
     /// Pages of a layer group in use, each counted once however many sequences share it.
     pub fn used_pages(&self, group: usize) -> usize {
         self.allocators[group].used_count()
+    }
+
+    /// Bytes the backend has allocated between two steps once it has executed everything planned so
+    /// far and forgotten what was freed: pages, each counted once, and the slots of all sequences.
+    pub fn allocated_bytes(&self) -> usize {
+        let pages = |group| self.used_pages(group) * self.spec.page_bytes(group);
+        let slots = self.slots.iter().flatten().map(|sequence| sequence.slot_bytes(&self.spec));
+        (0..self.spec.group_count()).map(pages).sum::<usize>() + slots.sum::<usize>()
+    }
+
+    /// What a step takes for one of its sequences. Those of a batch add up; a page that several of
+    /// them would copy is counted for each, although the last of its users keeps it.
+    ///
+    /// # Errors
+    /// When the sequence is unknown, the request is for 0 tokens or the policy breaks its contract.
+    pub fn step_bytes(&self, request: &StepRequest) -> Result<StepBytes> {
+        let sequence = self.get("step bytes", request.sequence)?;
+        let advance = sequence.advance(&self.spec, self.policy.as_ref(), request.tokens)?;
+        let pages = |group: usize| {
+            let table = &sequence.tables[group];
+            let new = advance.table_lengths[group].saturating_sub(table.len());
+            let copied = self.shared_writes(table, &advance.writes[group]).count();
+            (new + copied) * self.spec.page_bytes(group)
+        };
+        Ok(StepBytes {
+            pages: (0..self.spec.group_count()).map(pages).sum(),
+            slot_before: sequence.slot_bytes(&self.spec),
+            slot_during: self.spec.slot_bytes(advance.capacity_during),
+            slot_after: self.spec.slot_bytes(advance.capacity_after),
+        })
     }
 
     /// Advances sequences by one step and writes what the backend has to do into `plan`, whose
@@ -247,7 +302,8 @@ impl CacheState {
     }
 
     /// A second sequence with the same tokens. Pages are shared until one of the two writes to
-    /// them; the backend must copy the residual slot of `id` to that of the new sequence
+    /// them; the backend must copy the residual slot of `id` to the
+    /// [layout](CacheState::layout) of the new sequence
     /// ([`copy_slot`](crate::CacheBackend::copy_slot)) before the next step.
     ///
     /// # Errors
@@ -259,6 +315,21 @@ impl CacheState {
         for PageRef { group, page } in shared {
             self.allocators[group].share(page);
         }
+        Ok(new)
+    }
+
+    /// A [`fork`](CacheState::fork) whose slot has room for nothing but what it holds: a sequence to
+    /// keep and to fork from. It can advance like any other, with the full room then.
+    ///
+    /// # Errors
+    /// As [`CacheState::fork`].
+    pub fn fork_compact(&mut self, id: SequenceId) -> Result<SequenceId> {
+        let new = self.fork(id)?;
+        let held = |tokens: usize| move |kept: usize| tokens.saturating_sub(kept);
+        let sequence = self.get_mut("fork", new)?;
+        let needed = sequence.kept.map(held(sequence.tokens));
+        let capacity = self.spec.whole_groups(needed);
+        self.get_mut("fork", new)?.capacity = capacity;
         Ok(new)
     }
 
@@ -274,6 +345,7 @@ impl CacheState {
         sequence.tokens = tokens;
         sequence.packed = self.policy.packed(tokens);
         sequence.kept = self.policy.kept(tokens);
+        sequence.has_slot = true;
         for group in 0..self.spec.group_count() {
             let needed = Sequence::pages_needed(&self.spec, group, tokens, sequence.packed);
             self.expect_pages(group, needed)?;
@@ -398,6 +470,7 @@ impl CacheState {
         sequence.packed = advance.packed;
         sequence.kept = advance.kept;
         sequence.capacity = advance.capacity_after;
+        sequence.has_slot = true;
         let (kept, capacity, views) = (advance.kept, advance.capacity_after, advance.views);
         Ok(SequencePlan { sequence: id, rows, before, views, quantize, kept, capacity })
     }

@@ -36,8 +36,6 @@ pub(crate) struct Page {
     pub(crate) full: KeyValue<Tokens>,
     /// Quantized tokens so far.
     pub(crate) filled: KeyValue<usize>,
-    /// Whether a sequence uses the page; a page stays allocated when it is freed.
-    pub(crate) used: bool,
 }
 
 /// The full-precision tokens of one sequence: sinks and residual.
@@ -98,16 +96,22 @@ impl Cache {
         if pages.len() <= page.index() {
             pages.resize(page.index() + 1, None);
         }
-        if let Some(known) = &mut pages[page.index()] {
-            known.used = true;
+        if pages[page.index()].is_some() {
             return Ok(());
         }
         let keys = PackedKeys::zeroed_for(format.keys, g, shape)?;
         let values =
             format.values.bits.map(|bits| PackedValues::zeroed(bits, g, shape)).transpose()?;
         let (full, filled) = (KeyValue::default(), KeyValue::default());
-        pages[page.index()] = Some(Page { keys, values, full, filled, used: true });
+        pages[page.index()] = Some(Page { keys, values, full, filled });
         Ok(())
+    }
+
+    /// Gives up a page that nobody uses.
+    pub(crate) fn free_page(&mut self, layer: usize, page: PageId) {
+        if let Some(page) = self.layers[layer].pages.get_mut(page.index()) {
+            *page = None;
+        }
     }
 
     pub(crate) fn slot_mut(&mut self, layer: usize, slot: usize) -> &mut Slot {

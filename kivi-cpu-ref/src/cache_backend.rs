@@ -1,6 +1,9 @@
 //! The cache operations.
 
-use crate::{Cache, CpuRef, Matrix, NAME, cache::Tokens};
+use crate::{
+    Cache, CpuRef, Matrix, NAME,
+    cache::{Slot, Tokens},
+};
 use kivi_core::{
     Attention, CacheBackend, CanonicalLayer, Capabilities, Error, FullTokens, KeyValue, PackedKeys,
     PackedValues, PageId, PoolSpec, Result, SequenceLayout, SequencePlan, StepPlan, StoreDtype,
@@ -44,14 +47,12 @@ impl CacheBackend for CpuRef {
         }
         for freed in &plan.freed {
             for layer in layers_of(cache, freed.group) {
-                let page = cache.page_mut(layer, freed.page)?;
-                (page.full, page.filled) = (KeyValue::default(), KeyValue::default());
-                page.used = false;
+                cache.free_page(layer, freed.page);
             }
         }
         for &slot in &plan.freed_slots {
             for layer in 0..cache.layers.len() {
-                cache.slot_mut(layer, slot).full = KeyValue::default();
+                *cache.slot_mut(layer, slot) = Slot::default();
             }
         }
         for sequence in &plan.sequences {
@@ -152,10 +153,12 @@ impl CacheBackend for CpuRef {
         Ok(())
     }
 
-    fn copy_slot(&self, cache: &mut Cache, from: usize, to: usize) -> Result<()> {
+    fn copy_slot(&self, cache: &mut Cache, from: usize, to: &SequenceLayout) -> Result<()> {
+        to.check("copy slot", &cache.spec)?;
         for layer in 0..cache.layers.len() {
-            let copy = cache.slot_mut(layer, from).clone();
-            *cache.slot_mut(layer, to) = copy;
+            let mut copy = cache.slot_mut(layer, from).clone();
+            copy.capacity = to.capacity;
+            *cache.slot_mut(layer, to.slot) = copy;
         }
         Ok(())
     }
@@ -327,13 +330,11 @@ impl CacheBackend for CpuRef {
                 let masks = cache.spec.mask_bytes(spec, page_tokens);
                 let paged = |packs: bool| if packs { 0 } else { page_tokens.keys };
                 total.allocated += codes + params + masks + full(packs.map(paged));
-                if page.used {
-                    total.codes += cache.spec.code_bytes(spec, page.filled);
-                    total.scales_and_zeros += cache.spec.param_bytes(spec, page.filled);
-                    total.channel_masks += cache.spec.mask_bytes(spec, page.filled);
-                    total.full_precision +=
-                        full(KeyValue::new(page.full.keys.len(), page.full.values.len()));
-                }
+                total.codes += cache.spec.code_bytes(spec, page.filled);
+                total.scales_and_zeros += cache.spec.param_bytes(spec, page.filled);
+                total.channel_masks += cache.spec.mask_bytes(spec, page.filled);
+                total.full_precision +=
+                    full(KeyValue::new(page.full.keys.len(), page.full.values.len()));
             }
             for slot in layer.slots.iter().filter(|slot| slot.allocated) {
                 total.full_precision +=

@@ -100,13 +100,13 @@ impl Cache {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             let group = self.spec.group_of(index);
             for freed in plan.freed.iter().filter(|freed| freed.group == group) {
-                if let Some(Some(page)) = layer.pages.get_mut(freed.page.index()) {
-                    page.clear();
+                if let Some(page) = layer.pages.get_mut(freed.page.index()) {
+                    *page = None;
                 }
             }
             for &slot in &plan.freed_slots {
-                if let Some(Some(slot)) = layer.slots.get_mut(slot) {
-                    slot.clear();
+                if let Some(slot) = layer.slots.get_mut(slot) {
+                    *slot = None;
                 }
             }
             for sequence in &plan.sequences {
@@ -158,9 +158,10 @@ impl LayerCache {
         if self.pages.len() <= page.index() {
             self.pages.resize_with(page.index() + 1, || None);
         }
-        self.pages[page.index()]
-            .get_or_insert_with(|| Page::new(&self.spec, &self.geometry))
-            .claim()
+        let place = &mut self.pages[page.index()];
+        let new = place.is_none();
+        place.get_or_insert_with(|| Page::new(&self.spec, &self.geometry));
+        new
     }
 
     pub(crate) fn page(&self, operation: &'static str, page: PageId) -> Result<&Page> {

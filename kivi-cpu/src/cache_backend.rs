@@ -99,14 +99,16 @@ impl CacheBackend for Cpu {
         Ok(())
     }
 
-    fn copy_slot(&self, cache: &mut Cache, from: usize, to: usize) -> Result<()> {
+    fn copy_slot(&self, cache: &mut Cache, from: usize, to: &SequenceLayout) -> Result<()> {
+        to.check("copy slot", &cache.spec)?;
         for layer in &mut cache.layers {
             // A sequence that has not made a step yet has no slot.
-            let copy = layer.slots.get(from).and_then(Option::clone);
-            if layer.slots.len() <= to {
-                layer.slots.resize_with(to + 1, || None);
+            let copy = layer.slots.get(from).and_then(Option::as_ref);
+            let copy = copy.map(|slot| slot.copy_for(to));
+            if layer.slots.len() <= to.slot {
+                layer.slots.resize_with(to.slot + 1, || None);
             }
-            layer.slots[to] = copy;
+            layer.slots[to.slot] = copy;
         }
         Ok(())
     }

@@ -171,8 +171,9 @@ impl GpuCache {
         &mut self,
         device: &Device<R>,
         from: usize,
-        to: usize,
+        to: &SequenceLayout,
     ) -> Result<()> {
+        to.check("copy slot", &self.spec)?;
         let mut runs = Vec::new();
         for memory in &mut self.groups {
             let mut own = Vec::new();

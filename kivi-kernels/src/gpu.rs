@@ -299,7 +299,7 @@ impl<R: Runtime> CacheBackend for Gpu<R> {
         self.device.copy_within(arena, &step.releases)
     }
 
-    fn copy_slot(&self, cache: &mut GpuCache, from: usize, to: usize) -> Result<()> {
+    fn copy_slot(&self, cache: &mut GpuCache, from: usize, to: &SequenceLayout) -> Result<()> {
         cache.copy_slot(&self.device, from, to)
     }
 

@@ -199,23 +199,28 @@ impl GroupMemory {
         Ok(())
     }
 
-    /// Makes a slot the copy of another one.
+    /// Makes the slot of a fork the copy of another one.
     pub(crate) fn copy_slot(
         &mut self,
         backend: &'static str,
         from: usize,
-        to: usize,
+        to: &SequenceLayout,
         runs: &mut Vec<Run>,
     ) -> Result<()> {
         let Some(source) = self.slot(from).cloned() else { return Ok(()) };
-        self.free_slot(to);
+        self.free_slot(to.slot);
         let nothing = (KeyValue::default(), 0);
-        self.require_slot(backend, to, source.capacity, nothing, runs)?;
-        if let Some(Some(copy)) = self.slots.get_mut(to) {
-            copy.held = source.held;
-            push_run(runs, source.keys.start, copy.keys.start, source.keys.len());
-            push_run(runs, source.values.start, copy.values.start, source.values.len());
-        }
+        self.require_slot(backend, to.slot, to.capacity, nothing, runs)?;
+        let Some(Some(copy)) = self.slots.get_mut(to.slot) else { return Ok(()) };
+        copy.held = source.held;
+        let copy = copy.clone();
+        let (packs, tokens) = (self.shape.packs(), to.tokens);
+        let live = packs.zip(to.kept).map(|(packs, kept)| if packs { kept..tokens } else { 0..0 });
+        let lengths = source.capacity.zip(to.capacity).map(|(from, to)| [from, to]);
+        let (key_width, value_width) = (self.shape.key_width(), self.shape.value_width());
+        self.moved([&source.keys, &copy.keys], lengths.keys, live.keys, tokens, key_width, runs);
+        let values = [&source.values, &copy.values];
+        self.moved(values, lengths.values, live.values, tokens, value_width, runs);
         Ok(())
     }
 

@@ -46,7 +46,7 @@ pub struct Decoding<'a> {
     pub max_tokens: usize,
 }
 
-impl<B: DecoderBackend> Session<'_, B> {
+impl<B: DecoderBackend> Session<B> {
     /// Continues a sequence from `logits`, those after its last token.
     ///
     /// `history` holds the tokens the repetition penalty looks at, and is extended. `on_text` gets

@@ -20,8 +20,18 @@ use crate::{
 use kivi_core::{Attention, CacheConfig, DecoderBackend, KeyBias, LayerSpec, Rope, StepPlan};
 use std::sync::Arc;
 
-/// A model of the Llama family on a backend.
+/// A model of the Llama family on a backend. A clone is the same model.
 pub struct Llama<B: DecoderBackend> {
+    parts: Arc<Parts<B>>,
+}
+
+impl<B: DecoderBackend> Clone for Llama<B> {
+    fn clone(&self) -> Self {
+        Self { parts: Arc::clone(&self.parts) }
+    }
+}
+
+struct Parts<B: DecoderBackend> {
     backend: B,
     config: ModelConfig,
     rope: Rope,
@@ -160,7 +170,7 @@ impl<B: DecoderBackend> Llama<B> {
             })
             .collect::<Result<_>>()?;
         let tied = config.tied_embeddings;
-        Ok(Self {
+        let parts = Parts {
             rope,
             embedding: load(WeightName::TokenEmbedding)?,
             layers,
@@ -168,32 +178,33 @@ impl<B: DecoderBackend> Llama<B> {
             output: if tied { None } else { Some(load(WeightName::Output)?) },
             config,
             backend,
-        })
+        };
+        Ok(Self { parts: Arc::new(parts) })
     }
 
     /// The backend the model runs on.
     pub fn backend(&self) -> &B {
-        &self.backend
+        &self.parts.backend
     }
 
     /// How many layers have their key bias beside the cache ([`KeyBiasMode::Beside`]).
     pub fn key_biases_beside(&self) -> usize {
-        self.layers.iter().filter(|layer| layer.attention.key_bias.is_some()).count()
+        self.parts.layers.iter().filter(|layer| layer.attention.key_bias.is_some()).count()
     }
 
     /// Sizes and switches.
     pub fn config(&self) -> &ModelConfig {
-        &self.config
+        &self.parts.config
     }
 
     /// The rotary embedding.
     pub fn rope(&self) -> &Rope {
-        &self.rope
+        &self.parts.rope
     }
 
     /// The cache layers the model needs, in the formats of a cache configuration.
     pub fn cache_layers(&self, config: &CacheConfig) -> Vec<LayerSpec> {
-        self.config.cache_layers(config)
+        self.parts.config.cache_layers(config)
     }
 
     /// One step: appends `tokens`, one per row of the plan, to the cache and returns the normed
@@ -209,7 +220,7 @@ impl<B: DecoderBackend> Llama<B> {
         tokens: &[u32],
     ) -> Result<B::Buffer> {
         kivi_core::expect_len("forward", "tokens", tokens.len(), plan.rows)?;
-        self.backend.run(|| self.forward_inside(cache, plan, tokens, None))
+        self.parts.backend.run(|| self.forward_inside(cache, plan, tokens, None))
     }
 
     /// The same, showing the attention of every layer to `observe`.
@@ -224,7 +235,7 @@ impl<B: DecoderBackend> Llama<B> {
         observe: &mut Observer<'_, B>,
     ) -> Result<B::Buffer> {
         kivi_core::expect_len("forward", "tokens", tokens.len(), plan.rows)?;
-        self.backend.run(|| self.forward_inside(cache, plan, tokens, Some(observe)))
+        self.parts.backend.run(|| self.forward_inside(cache, plan, tokens, Some(observe)))
     }
 
     /// [`Llama::forward`] inside [`DecoderBackend::run`].
@@ -235,17 +246,17 @@ impl<B: DecoderBackend> Llama<B> {
         tokens: &[u32],
         mut observe: Option<&mut Observer<'_, B>>,
     ) -> Result<B::Buffer> {
-        let backend = &self.backend;
-        let epsilon = self.config.norm_eps as f32;
+        let backend = &self.parts.backend;
+        let epsilon = self.parts.config.norm_eps as f32;
         backend.begin_step(cache, plan)?;
-        let angles = backend.prepare_rope(&self.rope, plan)?;
-        let mut x = backend.embed(&self.embedding, tokens)?;
-        for (index, layer) in self.layers.iter().enumerate() {
+        let angles = backend.prepare_rope(&self.parts.rope, plan)?;
+        let mut x = backend.embed(&self.parts.embedding, tokens)?;
+        for (index, layer) in self.parts.layers.iter().enumerate() {
             let h = backend.rms_norm(&x, &layer.attention_norm, epsilon)?;
             let projections = [&layer.query, &layer.key, &layer.value].map(Projection::parts);
             let [mut queries, mut keys, mut values] = backend.linear_many(&h, projections)?;
             let qkv = [&mut queries, &mut keys, &mut values];
-            backend.rotate_and_append(cache, index, plan, &self.rope, &angles, qkv)?;
+            backend.rotate_and_append(cache, index, plan, &self.parts.rope, &angles, qkv)?;
             backend.quantize(cache, index, plan)?;
             let attended = backend.attend(cache, index, plan, &layer.attention, &queries)?;
             if let Some(observe) = &mut observe {
@@ -266,7 +277,7 @@ impl<B: DecoderBackend> Llama<B> {
             let mlp = backend.gated_mlp(&h, &layer.gate, &layer.up, &layer.down)?;
             backend.add(&mut x, &mlp)?;
         }
-        Ok(backend.rms_norm(&x, &self.output_norm, epsilon)?)
+        Ok(backend.rms_norm(&x, &self.parts.output_norm, epsilon)?)
     }
 
     /// The logits of some rows of [`Llama::forward`]'s result, `[rows.len(), vocab_size]`.
@@ -274,12 +285,12 @@ impl<B: DecoderBackend> Llama<B> {
     /// # Errors
     /// When a row does not exist or the backend fails.
     pub fn logits(&self, hidden: &B::Buffer, rows: &[usize]) -> Result<Vec<f32>> {
-        self.backend.run(|| {
-            let selected = self.backend.select_rows(hidden, rows)?;
-            let output = self.output.as_ref().unwrap_or(&self.embedding);
-            let logits = self.backend.linear(&selected, output, None)?;
-            let mut out = vec![0.0; rows.len() * self.config.vocab_size];
-            self.backend.read(&logits, &mut out)?;
+        self.parts.backend.run(|| {
+            let selected = self.parts.backend.select_rows(hidden, rows)?;
+            let output = self.parts.output.as_ref().unwrap_or(&self.parts.embedding);
+            let logits = self.parts.backend.linear(&selected, output, None)?;
+            let mut out = vec![0.0; rows.len() * self.parts.config.vocab_size];
+            self.parts.backend.read(&logits, &mut out)?;
             Ok(out)
         })
     }

@@ -2,26 +2,26 @@
 
 use crate::{Llama, Observer, Result};
 use kivi_core::{
-    CacheConfig, CacheState, DecoderBackend, LayerSpec, PoolSpec, SequenceId, StepPlan,
+    CacheConfig, CacheState, CanonicalLayer, DecoderBackend, LayerSpec, PoolSpec, SequenceId, StepPlan,
     StepRequest,
     memory::{self, MeasuredBytes, MemoryUsage},
 };
 
 /// A model, a cache pool and the bookkeeping of the sequences in it.
-pub struct Session<'m, B: DecoderBackend> {
-    model: &'m Llama<B>,
+pub struct Session<B: DecoderBackend> {
+    model: Llama<B>,
     state: CacheState,
     cache: B::Cache,
     plan: StepPlan,
 }
 
-impl<'m, B: DecoderBackend> Session<'m, B> {
+impl<B: DecoderBackend> Session<B> {
     /// A pool for `sequences` sequences of up to `context` tokens; memory is taken as it is needed.
     ///
     /// # Errors
     /// When the backend does not support the cache.
     pub fn new(
-        model: &'m Llama<B>,
+        model: &Llama<B>,
         config: CacheConfig,
         sequences: usize,
         context: usize,
@@ -37,21 +37,30 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
     /// When there is not one cache layer per layer of the model, a layer has another shape than the
     /// model's, or the backend does not support the cache.
     pub fn with_layers(
-        model: &'m Llama<B>,
+        model: &Llama<B>,
         config: CacheConfig,
         layers: Vec<LayerSpec>,
         sequences: usize,
         context: usize,
     ) -> Result<Self> {
+        let spec = PoolSpec::for_context(config, layers, sequences, context)?;
+        Self::with_pool(model, spec)
+    }
+
+    /// The same over a pool of any size.
+    ///
+    /// # Errors
+    /// As [`Session::with_layers`].
+    pub fn with_pool(model: &Llama<B>, spec: PoolSpec) -> Result<Self> {
         let shape = |layer: &LayerSpec| (layer.kv_heads, layer.head_dim, layer.window);
-        let expected = model.cache_layers(&config);
-        if !layers.iter().map(shape).eq(expected.iter().map(shape)) {
+        let expected = model.cache_layers(spec.config());
+        if !spec.layers().iter().map(shape).eq(expected.iter().map(shape)) {
             let reason = "the cache layers do not have the shapes of the model's layers";
             return Err(kivi_core::Error::request("create cache", reason).into());
         }
-        let spec = PoolSpec::for_context(config, layers, sequences, context)?;
         let cache = model.backend().create_cache(&spec)?;
-        Ok(Self { model, state: CacheState::new(spec), cache, plan: StepPlan::default() })
+        let (model, state) = (model.clone(), CacheState::new(spec));
+        Ok(Self { model, state, cache, plan: StepPlan::default() })
     }
 
     /// Adds an empty sequence.
@@ -83,10 +92,10 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
     /// # Errors
     /// When a sequence is unknown or named twice, the pool is full or the backend fails.
     pub fn generate_step(&mut self, steps: &[(SequenceId, &[u32])]) -> Result<Vec<f32>> {
-        let backend = self.model.backend();
-        backend.run(|| {
+        let model = self.model.clone();
+        model.backend().run(|| {
             let hidden = self.step(steps)?;
-            self.model.logits(&hidden, &self.plan.last_rows())
+            model.logits(&hidden, &self.plan.last_rows())
         })
     }
 
@@ -131,6 +140,11 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
         Ok(tokens)
     }
 
+    /// The model.
+    pub fn model(&self) -> &Llama<B> {
+        &self.model
+    }
+
     /// The state machine.
     pub fn state(&self) -> &CacheState {
         &self.state
@@ -142,8 +156,66 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
     /// When the sequence is unknown or the pool is full.
     pub fn fork(&mut self, sequence: SequenceId) -> Result<SequenceId> {
         let fork = self.state.fork(sequence)?;
-        self.model.backend().copy_slot(&mut self.cache, sequence.slot(), fork.slot())?;
-        Ok(fork)
+        self.copy_slot(sequence, fork)
+    }
+
+    /// A fork that has room for nothing but what it holds
+    /// ([`CacheState::fork_compact`]): to keep and to fork from.
+    ///
+    /// # Errors
+    /// As [`Session::fork`].
+    pub fn fork_compact(&mut self, sequence: SequenceId) -> Result<SequenceId> {
+        let fork = self.state.fork_compact(sequence)?;
+        self.copy_slot(sequence, fork)
+    }
+
+    fn copy_slot(&mut self, sequence: SequenceId, fork: SequenceId) -> Result<SequenceId> {
+        let layout = self.state.layout(fork)?;
+        let copied = self.model.backend().copy_slot(&mut self.cache, sequence.slot(), &layout);
+        if copied.is_err() {
+            self.state.remove(fork)?;
+        }
+        Ok(copied.map(|()| fork)?)
+    }
+
+    /// All layers of a sequence in canonical form.
+    ///
+    /// # Errors
+    /// When the sequence is unknown or pages of it were dropped.
+    pub fn export(&self, sequence: SequenceId) -> Result<Vec<CanonicalLayer>> {
+        let layout = self.state.layout(sequence)?;
+        let layers = 0..self.state.spec().layers().len();
+        let export = |layer| self.model.backend().export(&self.cache, layer, &layout);
+        Ok(layers.map(export).collect::<kivi_core::Result<_>>()?)
+    }
+
+    /// A new sequence of `tokens` tokens with the contents of one that was exported
+    /// ([`CacheState::adopt_sequence`] says which ones can be). When it fails, nothing is left of it.
+    ///
+    /// # Errors
+    /// When the contents do not fit the pool, or it is full.
+    pub fn import(&mut self, tokens: usize, contents: &[CanonicalLayer]) -> Result<SequenceId> {
+        let (found, layers) = (contents.len(), self.state.spec().layers().len());
+        kivi_core::expect_len("import", "layers", found, layers)?;
+        let sequence = self.state.adopt_sequence(tokens)?;
+        let layout = self.state.layout(sequence)?;
+        let backend = self.model.backend();
+        let imported = contents.iter().enumerate().try_for_each(|(layer, contents)| {
+            backend.import(&mut self.cache, layer, &layout, contents)
+        });
+        if imported.is_err() {
+            self.state.remove(sequence)?;
+        }
+        Ok(imported.map(|()| sequence)?)
+    }
+
+    /// Gives memory back that removed and truncated sequences had; the next step would.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn flush(&mut self) -> Result<()> {
+        self.state.plan(&[], &mut self.plan)?;
+        Ok(self.model.backend().begin_step(&mut self.cache, &self.plan)?)
     }
 
     /// The state machine, to begin prompts and to truncate or remove sequences.

@@ -115,7 +115,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A fork shares the full pages and goes its own way.
     let fork = pool.state.fork(sequence)?;
-    gpu.copy_slot(&mut pool.cache, sequence.slot(), fork.slot())?;
+    gpu.copy_slot(&mut pool.cache, sequence.slot(), &pool.state.layout(fork)?)?;
     let (one, other) = (pool.step(sequence, 3, true)?, pool.step(fork, 3, true)?);
     println!("a fork: difference {:e}", largest_difference(&one, &other));
     assert!(largest_difference(&one, &other) < 1e-5);

@@ -14,6 +14,8 @@ pub(super) struct Sequence {
     pub(super) kept: KeyValue<usize>,
     /// Full-precision tokens the residual has room for.
     pub(super) capacity: KeyValue<usize>,
+    /// Whether the backend has memory for the slot.
+    pub(super) has_slot: bool,
     /// One page table per layer group.
     pub(super) tables: Vec<Vec<PageId>>,
     /// Tokens when a page was last given up.
@@ -55,6 +57,7 @@ impl Sequence {
             packed: policy.packed(0),
             kept: policy.kept(0),
             capacity: spec.whole_groups(policy.residual_capacity()),
+            has_slot: false,
             tables: vec![Vec::new(); spec.group_count()],
             dropped_at: 0,
         }
@@ -69,6 +72,11 @@ impl Sequence {
             capacity: self.capacity,
             tables: self.tables.clone(),
         }
+    }
+
+    /// Bytes of the slot as it is.
+    pub(super) fn slot_bytes(&self, spec: &PoolSpec) -> usize {
+        if self.has_slot { spec.slot_bytes(self.capacity) } else { 0 }
     }
 
     pub(super) fn page_refs(&self) -> Vec<PageRef> {

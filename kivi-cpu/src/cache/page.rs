@@ -13,7 +13,6 @@ pub(crate) struct Page {
     pub(crate) promoted: Option<Promoted>,
     /// Tokens that hold something.
     pub(crate) filled: KeyValue<usize>,
-    used: bool,
 }
 
 /// The keys or the values of a page.
@@ -59,19 +58,7 @@ impl Page {
             ),
             promoted: spec.promoted_channels().map(|count| Promoted::new(count, geometry)),
             filled: KeyValue::default(),
-            used: false,
         }
-    }
-
-    /// Marks the page as in use and says whether it was not.
-    pub(super) fn claim(&mut self) -> bool {
-        !std::mem::replace(&mut self.used, true)
-    }
-
-    /// Nobody uses the page any more.
-    pub(super) fn clear(&mut self) {
-        self.used = false;
-        self.filled = KeyValue::default();
     }
 
     pub(super) fn measure(&self, geometry: &Geometry, total: &mut MeasuredBytes) {

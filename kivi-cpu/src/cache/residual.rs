@@ -37,10 +37,11 @@ impl Slot {
         }
     }
 
-    /// The sequence is gone; its memory stays for the next one.
-    pub(super) fn clear(&mut self) {
-        self.live = KeyValue::both(self.geometry.sinks..self.geometry.sinks);
-        self.filled_sinks = 0;
+    /// A copy for a fork.
+    pub(crate) fn copy_for(&self, layout: &SequenceLayout) -> Self {
+        let mut copy = self.clone();
+        copy.prepare(layout);
+        copy
     }
 
     /// Brings the slot to the state before a step: drops what a truncation took back, and makes

@@ -184,12 +184,12 @@ impl Cache {
     }
 
     /// A session over this cache.
-    pub(super) fn session<'m, B: DecoderBackend>(
+    pub(super) fn session<B: DecoderBackend>(
         &self,
-        llama: &'m Llama<B>,
+        llama: &Llama<B>,
         sequences: usize,
         context: usize,
-    ) -> Result<Session<'m, B>> {
+    ) -> Result<Session<B>> {
         let (config, layers) = (self.config.clone(), self.layers.clone());
         Ok(Session::with_layers(llama, config, layers, sequences, context)?)
     }

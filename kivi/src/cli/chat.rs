@@ -27,7 +27,7 @@ impl Chat {
     /// Reads messages and answers them until the input ends; `first` is answered first.
     pub(super) fn converse<B: DecoderBackend>(
         mut self,
-        session: &mut Session<'_, B>,
+        session: &mut Session<B>,
         mut answering: Answering<'_>,
         first: Option<String>,
     ) -> Result<()> {
@@ -54,7 +54,7 @@ impl Chat {
 
     fn turn<B: DecoderBackend>(
         &mut self,
-        session: &mut Session<'_, B>,
+        session: &mut Session<B>,
         answering: &mut Answering<'_>,
         sequence: &mut SequenceId,
     ) -> Result<()> {

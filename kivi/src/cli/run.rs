@@ -168,7 +168,7 @@ impl Answering<'_> {
     /// the tokens of earlier turns, for the repetition penalty.
     pub(super) fn answer<B: DecoderBackend>(
         &mut self,
-        session: &mut Session<'_, B>,
+        session: &mut Session<B>,
         sequence: kivi::SequenceId,
         (history, prompt): (&[u32], &[u32]),
         quiet: bool,
@@ -301,7 +301,7 @@ fn start_up_line<B: DecoderBackend>(
 /// Prints the closing summary, or the JSON object.
 fn report<B: DecoderBackend>(
     run: &Run,
-    session: &Session<'_, B>,
+    session: &Session<B>,
     sequence: kivi::SequenceId,
     answer: &Answer,
     context: usize,

@@ -258,7 +258,7 @@ impl<'m, B: DecoderBackend> Bench<'m, B> {
     /// Feeds all chunks token by token, showing the logits of the second half and what comes next.
     fn decode(&self, cache: &Cache, mut see: impl FnMut(&[f32], &[u32])) -> Result<()> {
         let ctx = self.options.ctx;
-        let mut session: Session<'_, B> = cache.session(self.llama, self.chunks.len(), ctx)?;
+        let mut session: Session<B> = cache.session(self.llama, self.chunks.len(), ctx)?;
         let mut sequences = Vec::new();
         let first = ctx / 2;
         for chunk in self.chunks {

@@ -177,8 +177,8 @@ impl Text {
 }
 
 /// A cache of one format that is filled to some depth.
-struct Filled<'m, B: DecoderBackend> {
-    session: Session<'m, B>,
+struct Filled<B: DecoderBackend> {
+    session: Session<B>,
     sequences: Vec<SequenceId>,
     /// The token each sequence continues with.
     next: Vec<u32>,
@@ -273,7 +273,7 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
     }
 
     /// Every sequence of the batch gets its own prompt: forks of one would read the same pages.
-    fn fill(&self, cache: &Cache, depth: usize) -> Result<Filled<'m, B>> {
+    fn fill(&self, cache: &Cache, depth: usize) -> Result<Filled<B>> {
         let batch = self.options.batch;
         let context = depth + self.options.generate;
         let mut session = cache.session(self.llama, 2 * batch, context)?;
@@ -296,7 +296,7 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
     }
 
     /// Generates on a copy of every sequence and returns the seconds it took.
-    fn generate(&self, filled: &mut Filled<'m, B>, steps: usize) -> Result<f64> {
+    fn generate(&self, filled: &mut Filled<B>, steps: usize) -> Result<f64> {
         let session = &mut filled.session;
         let mut forks = Vec::new();
         for &sequence in &filled.sequences {
@@ -323,7 +323,7 @@ impl<'m, B: DecoderBackend> Run<'m, B> {
         formats: &str,
         depth: usize,
         prompt_rate: f64,
-        filled: Filled<'m, B>,
+        filled: Filled<B>,
     ) -> Result<()> {
         let (batch, steps) = (self.options.batch, self.options.generate);
         let time = Percentiles::of(filled.times).median;

@@ -147,9 +147,9 @@ struct Totals {
 /// A batch of chunks, over the cache in question and perhaps over an f16 cache.
 struct Run<'m, B: DecoderBackend> {
     llama: &'m Llama<B>,
-    session: Session<'m, B>,
+    session: Session<B>,
     sequences: Vec<SequenceId>,
-    reference: Option<Session<'m, B>>,
+    reference: Option<Session<B>>,
     ctx: usize,
 }
 

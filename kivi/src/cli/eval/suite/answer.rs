@@ -195,7 +195,7 @@ impl Generation {
 /// continuation is read through the cache, as generated tokens are.
 fn choose<B: DecoderBackend>(
     llama: &Llama<B>,
-    session: &mut Session<'_, B>,
+    session: &mut Session<B>,
     sequence: SequenceId,
     logits: &[f32],
     choices: &[Vec<u32>],
