@@ -405,9 +405,11 @@ impl CacheState {
                 });
             }
         };
+        // A slot that is filled again before the next step must not be cleared under its new owner.
+        if sequence.has_slot {
+            self.freed_slots.retain(|&freed| freed != slot);
+        }
         self.slots[slot] = Some(sequence);
-        // A slot that is used again must not be cleared under its new owner.
-        self.freed_slots.retain(|&freed| freed != slot);
         Ok(SequenceId { slot: slot as u32, generation: self.generations[slot] })
     }
 
