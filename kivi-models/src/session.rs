@@ -2,8 +2,8 @@
 
 use crate::{Llama, Observer, Result};
 use kivi_core::{
-    CacheConfig, CacheState, CanonicalLayer, DecoderBackend, LayerSpec, PoolSpec, SequenceId, StepPlan,
-    StepRequest,
+    CacheConfig, CacheState, CanonicalLayer, DecoderBackend, LayerSpec, PoolSpec, SequenceId,
+    StepPlan, StepRequest,
     memory::{self, MeasuredBytes, MemoryUsage},
 };
 
