@@ -17,14 +17,16 @@ use crate::{
     Checkpoint, Error, ModelConfig, Result,
     checkpoint::{LayerWeight, WeightName},
 };
-use kivi_core::{Attention, CacheConfig, DecoderBackend, KeyBias, LayerSpec, Rope, StepPlan};
+use kivi_core::{
+    Attention, CacheConfig, DecoderBackend, KeyBias, LayerSpec, ModelIdentity, Rope, StepPlan,
+};
 use std::sync::Arc;
 
 /// A model of the Llama family on a backend.
 pub struct Llama<B: DecoderBackend> {
     backend: B,
     config: ModelConfig,
-    rope: Rope,
+    identity: ModelIdentity,
     /// `[vocab_size, hidden_size]`.
     embedding: B::Weight,
     layers: Vec<Layer<B::Weight>>,
@@ -158,10 +160,16 @@ impl<B: DecoderBackend> Llama<B> {
                     down: layer(LayerWeight::MlpDown)?,
                 })
             })
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<Layer<B::Weight>>>>()?;
         let tied = config.tied_embeddings;
-        Ok(Self {
+        let key_bias_beside = layers.iter().map(|layer| layer.attention.key_bias.is_some());
+        let identity = ModelIdentity {
+            fingerprint: checkpoint.fingerprint(),
             rope,
+            key_bias_beside: key_bias_beside.collect(),
+        };
+        Ok(Self {
+            identity,
             embedding: load(WeightName::TokenEmbedding)?,
             layers,
             output_norm: load(WeightName::OutputNorm)?,
@@ -178,7 +186,17 @@ impl<B: DecoderBackend> Llama<B> {
 
     /// How many layers have their key bias beside the cache ([`KeyBiasMode::Beside`]).
     pub fn key_biases_beside(&self) -> usize {
-        self.layers.iter().filter(|layer| layer.attention.key_bias.is_some()).count()
+        self.identity.key_bias_beside.iter().filter(|&&beside| beside).count()
+    }
+
+    /// What the keys and values in a cache depend on besides the tokens and the cache itself.
+    pub fn identity(&self) -> &ModelIdentity {
+        &self.identity
+    }
+
+    /// The [fingerprint](Checkpoint::fingerprint) of the checkpoint.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.identity.fingerprint
     }
 
     /// Sizes and switches.
@@ -188,7 +206,7 @@ impl<B: DecoderBackend> Llama<B> {
 
     /// The rotary embedding.
     pub fn rope(&self) -> &Rope {
-        &self.rope
+        &self.identity.rope
     }
 
     /// The cache layers the model needs, in the formats of a cache configuration.
@@ -238,14 +256,14 @@ impl<B: DecoderBackend> Llama<B> {
         let backend = &self.backend;
         let epsilon = self.config.norm_eps as f32;
         backend.begin_step(cache, plan)?;
-        let angles = backend.prepare_rope(&self.rope, plan)?;
+        let angles = backend.prepare_rope(&self.identity.rope, plan)?;
         let mut x = backend.embed(&self.embedding, tokens)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let h = backend.rms_norm(&x, &layer.attention_norm, epsilon)?;
             let projections = [&layer.query, &layer.key, &layer.value].map(Projection::parts);
             let [mut queries, mut keys, mut values] = backend.linear_many(&h, projections)?;
             let qkv = [&mut queries, &mut keys, &mut values];
-            backend.rotate_and_append(cache, index, plan, &self.rope, &angles, qkv)?;
+            backend.rotate_and_append(cache, index, plan, &self.identity.rope, &angles, qkv)?;
             backend.quantize(cache, index, plan)?;
             let attended = backend.attend(cache, index, plan, &layer.attention, &queries)?;
             if let Some(observe) = &mut observe {

@@ -2,8 +2,8 @@
 
 use crate::{Llama, Observer, Result};
 use kivi_core::{
-    CacheConfig, CacheState, DecoderBackend, LayerSpec, PoolSpec, SequenceId, StepPlan,
-    StepRequest,
+    CacheConfig, CacheState, DecoderBackend, LayerSpec, PoolSpec, SequenceId, Snapshot,
+    SnapshotError, StepPlan, StepRequest,
     memory::{self, MeasuredBytes, MemoryUsage},
 };
 
@@ -144,6 +144,34 @@ impl<'m, B: DecoderBackend> Session<'m, B> {
         let fork = self.state.fork(sequence)?;
         self.model.backend().copy_slot(&mut self.cache, sequence.slot(), fork.slot())?;
         Ok(fork)
+    }
+
+    /// A snapshot of a sequence, to be saved to a file; `tokens` are the tokens it holds.
+    ///
+    /// # Errors
+    /// As [`Snapshot::of_sequence`].
+    pub fn snapshot(&self, sequence: SequenceId, tokens: &[u32]) -> Result<Snapshot> {
+        let (backend, identity) = (self.model.backend(), self.model.identity());
+        let source = (&self.cache, &self.state);
+        Ok(Snapshot::of_sequence(backend, source, sequence, identity, tokens)?)
+    }
+
+    /// Adds the sequence of a snapshot, which may come from another backend. It goes on as if it had
+    /// never been away; the logits after its last token are not part of a snapshot, so the next step
+    /// takes at least one token.
+    ///
+    /// # Errors
+    /// As [`Snapshot::restore`], and when a token is beyond the vocabulary. The session then is as it
+    /// was.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<SequenceId> {
+        let (backend, identity) = (self.model.backend(), self.model.identity());
+        let vocabulary = self.model.config().vocab_size;
+        snapshot.check(identity, self.state.spec(), self.state.policy().as_ref())?;
+        if let Some(token) = snapshot.tokens().iter().find(|&&id| id as usize >= vocabulary) {
+            let reason = format!("token {token} of a vocabulary of {vocabulary}");
+            return Err(kivi_core::Error::from(SnapshotError::Invalid { reason }).into());
+        }
+        Ok(snapshot.restore(backend, (&mut self.cache, &mut self.state), identity)?)
     }
 
     /// The state machine, to begin prompts and to truncate or remove sequences.
