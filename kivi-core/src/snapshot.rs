@@ -65,8 +65,8 @@ impl SnapshotHeader {
         if layers > MOST_LAYERS {
             return refuse(format!("{layers} layers, more than {MOST_LAYERS}"));
         }
-        if tokens >= u32::MAX as usize {
-            return refuse(format!("{tokens} tokens"));
+        if tokens == 0 || tokens >= u32::MAX as usize {
+            return refuse(format!("{tokens} tokens, not 1 to {}", u32::MAX - 1));
         }
         if self.model.key_bias_beside.len() != layers {
             let found = self.model.key_bias_beside.len();

@@ -210,6 +210,7 @@ fn rules_hold_under_right_checksums() {
     let value_codes = lower + 4 * 2 * 4 * 5;
     for (what, at, bytes, part) in [
         ("tokens", header(32), &u64::MAX.to_le_bytes()[..], "a length of"),
+        ("tokens", header(32), &0u64.to_le_bytes(), "0 tokens, not 1 to 4294967294"),
         ("tokens", header(32), &(u64::from(u32::MAX)).to_le_bytes(), "truncated"),
         ("packed keys", header(40), &66u64.to_le_bytes(), "boundaries 35 and 66"),
         ("packed values", header(48), &77u64.to_le_bytes(), "boundaries 4 and 77"),

@@ -10,7 +10,7 @@ impl Snapshot {
     /// A snapshot of a sequence; `tokens` are the ids of the tokens it holds.
     ///
     /// # Errors
-    /// When the sequence is unknown, has another number of tokens, is within a prompt segment or was
+    /// When the sequence is unknown or empty, has another number of tokens, is within a prompt segment or was
     /// truncated within its last `rollback_length` tokens, or when the backend cannot export it, pages
     /// behind a sliding window being given up, say.
     pub fn of_sequence<B: CacheBackend>(
@@ -25,6 +25,9 @@ impl Snapshot {
         if tokens.len() != layout.tokens {
             let (given, held) = (tokens.len(), layout.tokens);
             return refuse(format!("{given} token ids for a sequence of {held} tokens"));
+        }
+        if tokens.is_empty() {
+            return refuse("the sequence is empty".into());
         }
         let (pool, policy) = (state.spec(), state.policy());
         let (packed, kept) = (policy.packed(layout.tokens), policy.kept(layout.tokens));
