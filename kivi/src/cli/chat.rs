@@ -61,7 +61,7 @@ impl Chat {
         first: Option<String>,
     ) -> Result<()> {
         let mut editor = DefaultEditor::new()?;
-        let mut sequence = match &self.file {
+        let mut sequence = match &mut self.file {
             Some(file) => file.sequence(session)?,
             None => session.create_sequence()?,
         };
@@ -109,18 +109,16 @@ impl Chat {
             self.cached.clear();
         }
         if tokens.len() >= answering.context {
-            eprintln!(
-                "the conversation of {} tokens no longer fits the context of {}; starting anew",
+            let full = format!(
+                "the conversation of {} tokens no longer fits the context of {}",
                 tokens.len(),
                 answering.context
             );
-            self.messages.retain(|message| message.role == "system");
-            if self.restored {
-                session.state_mut().remove(*sequence)?;
-                *sequence = session.create_sequence()?;
-                self.cached.clear();
-                self.restored = false;
+            if self.file.is_some() {
+                bail!("{full}; the session is saved up to the last answer");
             }
+            eprintln!("{full}; starting anew");
+            self.messages.retain(|message| message.role == "system");
             return Ok(());
         }
         let answer =

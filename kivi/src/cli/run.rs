@@ -229,7 +229,7 @@ impl Answering<'_> {
 
 impl Task for RunTask {
     fn run<B: DecoderBackend>(self, backend: B) -> Result<()> {
-        let Self { run, checkpoint, prompt, chat, file } = self;
+        let Self { run, checkpoint, prompt, chat, mut file } = self;
         let model_config = checkpoint.config();
         let cache = run.cache.cache(model_config)?;
         let sampler = run.sampling.config(checkpoint.generation_defaults());
@@ -258,7 +258,7 @@ impl Task for RunTask {
             max_tokens: run.tokens.or(run.max_tokens).unwrap_or(usize::MAX),
             context,
         };
-        let earlier = file.as_ref().map_or(&[][..], SessionFile::tokens);
+        let earlier = file.as_ref().map_or(Vec::new(), |file| file.tokens().to_vec());
         let later = !earlier.is_empty();
         let encode = |text: &String| run.encode(&tokenizer, template.as_ref(), text, later);
         let tokens = if chat { None } else { prompt.as_ref().map(encode).transpose()? };
@@ -290,14 +290,14 @@ impl Task for RunTask {
         if chat && let Some(template) = template {
             return Chat::new(template, run.system, file).converse(&mut session, answering, prompt);
         }
-        let sequence = match &file {
+        let sequence = match &mut file {
             Some(file) => file.sequence(&mut session)?,
             None => session.create_sequence()?,
         };
         let prompt = tokens.as_deref().unwrap_or_default();
-        let answer = answering.answer(&mut session, sequence, (earlier, prompt), run.json)?;
+        let answer = answering.answer(&mut session, sequence, (&earlier, prompt), run.json)?;
         let saved = file.as_ref().map(|file| {
-            let mut cached = [earlier, prompt, &answer.generated.tokens].concat();
+            let mut cached = [&earlier, prompt, &answer.generated.tokens].concat();
             // A token that stopped the answer is not in the cache.
             cached.truncate(session.state().tokens(sequence)?);
             Ok((file, file.save(&session, sequence, &cached)?))

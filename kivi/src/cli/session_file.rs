@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 /// A conversation that is kept in a file.
 pub(super) struct SessionFile {
     path: PathBuf,
-    /// What the file held; `None` if there was none.
+    /// Tokens of the conversation when the file was opened.
+    tokens: Vec<u32>,
+    /// What the file held, until it is restored; `None` if there was none.
     found: Option<Snapshot>,
 }
 
@@ -32,23 +34,25 @@ impl SessionFile {
         {
             bail!("cannot write {}: {} is not a folder", path.display(), folder.display());
         }
-        Ok(Self { path: path.to_owned(), found })
+        let tokens = found.as_ref().map_or(Vec::new(), |found| found.tokens().to_vec());
+        Ok(Self { path: path.to_owned(), tokens, found })
     }
 
-    /// Tokens of the conversation so far.
+    /// Tokens of the conversation when the file was opened.
     pub(super) fn tokens(&self) -> &[u32] {
-        self.found.as_ref().map_or(&[], Snapshot::tokens)
+        &self.tokens
     }
 
     /// The sequence of the file, or an empty one.
     pub(super) fn sequence<B: DecoderBackend>(
-        &self,
+        &mut self,
         session: &mut Session<'_, B>,
     ) -> Result<SequenceId> {
-        match &self.found {
+        // Taken, so that the contents are not in memory twice.
+        match self.found.take() {
             None => Ok(session.create_sequence()?),
             Some(snapshot) => session
-                .restore(snapshot)
+                .restore(&snapshot)
                 .map_err(|error| anyhow!("{}: {error}", self.path.display())),
         }
     }
