@@ -10,9 +10,9 @@ impl Snapshot {
     /// A snapshot of a sequence; `tokens` are the ids of the tokens it holds.
     ///
     /// # Errors
-    /// When the sequence is unknown or empty, has another number of tokens, is within a prompt segment or was
-    /// truncated within its last `rollback_length` tokens, or when the backend cannot export it, pages
-    /// behind a sliding window being given up, say.
+    /// When the sequence is unknown or empty, has another number of tokens, is within a prompt
+    /// segment or was truncated within its last `rollback_length` tokens; or when the backend cannot
+    /// export it, because pages behind a sliding window were given up, say.
     pub fn of_sequence<B: CacheBackend>(
         backend: &B,
         (cache, state): (&B::Cache, &CacheState),
