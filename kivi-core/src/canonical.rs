@@ -30,8 +30,8 @@ pub struct CanonicalLayer {
 }
 
 impl CanonicalLayer {
-    /// Bytes of the arrays in host memory; full-precision tokens take 4 per element here.
-    pub fn host_bytes(&self) -> usize {
+    /// Bytes of the arrays.
+    pub(crate) fn host_bytes(&self) -> usize {
         let keys = self.packed_keys.as_ref().map_or(0, |keys| {
             let promoted = keys.promoted.as_ref();
             let second = promoted.map_or(0, |plane| plane.mask.len() + plane.lo.len());

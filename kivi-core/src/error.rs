@@ -78,6 +78,9 @@ pub enum Error {
         /// The device's own error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A snapshot that cannot be written, read or restored.
+    #[error(transparent)]
+    Snapshot(#[from] crate::SnapshotError),
 }
 
 /// `std::result::Result` with this crate's [`Error`].

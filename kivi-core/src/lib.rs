@@ -10,6 +10,7 @@
 //!   so many tokens" into a [`StepPlan`] for a backend to execute;
 //! - [`CachePolicy`]: which tokens are kept, and at which precision;
 //! - the exact memory model, [`memory`];
+//! - [`Snapshot`]: one sequence of a cache in a file, for any backend;
 //! - the traits a backend implements, [`CacheBackend`] and [`DecoderBackend`], and [`WeightData`],
 //!   the form weights arrive in.
 //!
@@ -32,6 +33,7 @@ mod policy;
 mod pool;
 pub mod quantizer;
 mod rope;
+mod snapshot;
 mod state;
 mod weight;
 
@@ -49,5 +51,6 @@ pub use plan::{PageCopy, PageRef, SequenceLayout, SequencePlan, StepPlan};
 pub use policy::{CachePolicy, KiviPolicy};
 pub use pool::{LayerSpec, PoolSpec};
 pub use rope::{Rope, RopeStyle};
+pub use snapshot::{ModelIdentity, Snapshot, SnapshotError, SnapshotHeader};
 pub use state::{CacheState, SequenceId, StepBytes, StepRequest};
 pub use weight::{WeightData, WeightFormat, blocks};

@@ -7,7 +7,7 @@ use crate::{
     prefix::{PrefixIndex, PrefixKey},
     schedule::Work,
 };
-use kivi_core::{DecoderBackend, KeyValue, SequenceId, memory};
+use kivi_core::{DecoderBackend, KeyValue, SequenceId, Snapshot, memory};
 use kivi_models::{
     Llama, Session,
     sampling::{Sampler, SamplerConfig},
@@ -43,7 +43,7 @@ pub struct Engine<B: DecoderBackend> {
     /// Every answer under way, in the order in which they are served.
     pub(crate) branches: BTreeMap<BranchId, Branch>,
     pub(crate) prefixes: PrefixIndex,
-    root: PrefixKey,
+    pub(crate) root: PrefixKey,
     next_request: u64,
     pub(crate) stats: EngineStats,
     /// Whether memory was freed that the backend still holds.
@@ -64,9 +64,9 @@ impl<B: DecoderBackend> Engine<B> {
         lookup: Option<Lookup>,
     ) -> Self {
         let spec = session.state().spec();
-        let cache = format!("{:?}{:?}", spec.config(), spec.layers());
+        let root = PrefixKey::root(session.model().fingerprint(), spec);
         Self {
-            root: PrefixKey::root(cache.as_bytes()),
+            root,
             session,
             kv_memory,
             tokenizer,
@@ -236,6 +236,49 @@ impl<B: DecoderBackend> Engine<B> {
             prefixes: self.prefixes.len(),
             ..self.stats.clone()
         }
+    }
+
+    /// The longest kept prefix of some tokens, to be saved to a file; `None` if no segment of them is
+    /// kept.
+    ///
+    /// # Errors
+    /// When the backend cannot export it.
+    pub fn snapshot_prefix(&self, tokens: &[u32]) -> Result<Option<Snapshot>> {
+        let config = self.session.state().spec().config();
+        let keys = PrefixKey::of_tokens(self.root, config, tokens);
+        let Some((segments, sequence)) = self.prefixes.longest(&keys) else { return Ok(None) };
+        let tokens = &tokens[..self.boundary(segments - 1)];
+        Ok(Some(self.session.snapshot(sequence, tokens)?))
+    }
+
+    /// Keeps a prefix from a snapshot, as if a prompt had just been computed; others may be given up
+    /// for it.
+    ///
+    /// # Errors
+    /// When it is of another model or cache, does not end where a segment does, or does not fit. The
+    /// engine then goes on as before, but for the prefixes it gave up.
+    pub fn restore_prefix(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let tokens = snapshot.tokens();
+        let config = self.session.state().spec().config();
+        let keys = PrefixKey::of_tokens(self.root, config, tokens);
+        let ends = keys.len().checked_sub(1).map(|depth| self.boundary(depth));
+        if ends != Some(tokens.len()) || !self.options.prefix_sharing {
+            let reason = format!("{} tokens are no whole number of segments", tokens.len());
+            return Err(Error::request(reason));
+        }
+        let (key, depth) = (keys[keys.len() - 1], keys.len() - 1);
+        if self.prefixes.contains(&key) {
+            return Ok(());
+        }
+        let needed = self.predict(tokens.len()) + self.compact_bytes(tokens.len());
+        if !self.find_room(needed)? {
+            return Err(Error::TooLarge { tokens: tokens.len(), needed, budget: self.kv_memory });
+        }
+        let sequence = self.session.restore(snapshot)?;
+        let kept = self.insert_prefix(key, depth, sequence);
+        self.release(sequence)?;
+        self.session.flush()?;
+        kept
     }
 
     /// Checks that the pool's accounting balances: the bytes the bookkeeping believes in are those

@@ -5,7 +5,7 @@
 //! the full-precision tokens that a continuation sees: with `value_residual = window` the newest `R`
 //! values, and the sinks. A continuation is a fork, so it equals a cold run bit for bit.
 
-use kivi_core::{CacheConfig, SequenceId};
+use kivi_core::{CacheConfig, PoolSpec, SequenceId};
 use sha2::{Digest, Sha256};
 use std::{cmp::Reverse, collections::HashMap};
 
@@ -15,8 +15,9 @@ pub(crate) struct PrefixKey([u8; 32]);
 
 impl PrefixKey {
     /// The key of nothing, under a model and a cache.
-    pub(crate) fn root(fingerprint: &[u8]) -> Self {
-        Self(Sha256::digest(fingerprint).into())
+    pub(crate) fn root(model: [u8; 32], cache: &PoolSpec) -> Self {
+        let cache = format!("{:?}{:?}", cache.config(), cache.layers());
+        Self(Sha256::new().chain_update(model).chain_update(cache).finalize().into())
     }
 
     fn extend(&self, tokens: &[u32]) -> Self {
@@ -31,11 +32,16 @@ impl PrefixKey {
     /// One key for each segment that ends before the last token of a prompt: that one has to be
     /// computed in any case, for its logits.
     pub(crate) fn of_prompt(root: Self, config: &CacheConfig, prompt: &[u32]) -> Vec<Self> {
+        Self::of_tokens(root, config, &prompt[..prompt.len().saturating_sub(1)])
+    }
+
+    /// One key for each whole segment.
+    pub(crate) fn of_tokens(root: Self, config: &CacheConfig, tokens: &[u32]) -> Vec<Self> {
         let Some(segment) = config.segment_tokens() else { return Vec::new() };
         let (mut keys, mut key, mut start) = (Vec::new(), root, 0);
         let mut end = config.sink_length() + segment;
-        while end < prompt.len() {
-            key = key.extend(&prompt[start..end]);
+        while end <= tokens.len() {
+            key = key.extend(&tokens[start..end]);
             keys.push(key);
             (start, end) = (end, end + segment);
         }
@@ -106,17 +112,26 @@ impl PrefixIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kivi_core::{CacheState, LayerSpec, PoolSpec};
+    use kivi_core::{CacheState, LayerSpec};
 
     fn config(sinks: usize) -> CacheConfig {
         let builder = CacheConfig::builder().residual_length(32).segment_tokens(Some(64));
         builder.sink_length(sinks).build().unwrap()
     }
 
+    fn pool() -> PoolSpec {
+        let config = config(0);
+        PoolSpec::new(config.clone(), vec![LayerSpec::new(&config, 1, 64)], 8, 8).unwrap()
+    }
+
+    fn root(model: u8) -> PrefixKey {
+        PrefixKey::root([model; 32], &pool())
+    }
+
     #[test]
     fn a_key_names_everything_before_it() {
-        let (root, config) = (PrefixKey::root(b"model"), config(4));
-        let keys = |tokens: &[u32]| PrefixKey::of_prompt(root, &config, tokens);
+        let config = config(4);
+        let keys = |tokens: &[u32]| PrefixKey::of_prompt(root(0), &config, tokens);
         let prompt: Vec<u32> = (0..300).collect();
         // Segments end at 68, 132, 196, 260.
         assert_eq!(keys(&prompt).len(), 4);
@@ -127,18 +142,16 @@ mod tests {
         other[70] = 1000;
         assert_eq!(keys(&other)[0], keys(&prompt)[0]);
         assert!((1..4).all(|i| keys(&other)[i] != keys(&prompt)[i]));
-        let foreign = PrefixKey::of_prompt(PrefixKey::root(b"other"), &config, &prompt);
+        let foreign = PrefixKey::of_prompt(root(1), &config, &prompt);
         assert!((0..4).all(|i| foreign[i] != keys(&prompt)[i]));
     }
 
     #[test]
     fn the_least_recently_used_goes_first() {
-        let config = config(0);
-        let spec = PoolSpec::new(config.clone(), vec![LayerSpec::new(&config, 1, 64)], 8, 8);
-        let mut state = CacheState::new(spec.unwrap());
+        let mut state = CacheState::new(pool());
         let mut sequence = || state.create_sequence().unwrap();
         let ids = [sequence(), sequence(), sequence()];
-        let keys = [b"a", b"b", b"c"].map(|name| PrefixKey::root(name));
+        let keys = [1, 2, 3].map(root);
         let mut index = PrefixIndex::default();
         for depth in 0..3 {
             index.insert(keys[depth], depth, ids[depth]);

@@ -130,7 +130,7 @@ impl<B: DecoderBackend> Engine<B> {
     }
 
     /// Where segment `depth` of a prompt ends.
-    fn boundary(&self, depth: usize) -> usize {
+    pub(crate) fn boundary(&self, depth: usize) -> usize {
         let config = self.session.state().spec().config();
         config.sink_length() + (depth + 1) * config.segment_tokens().unwrap_or_default()
     }
@@ -224,7 +224,7 @@ impl<B: DecoderBackend> Engine<B> {
     fn swap_out(&mut self, id: BranchId, sequence: SequenceId) -> Result<Option<Swapped>> {
         let Some(branch) = self.branches.get(&id) else { return Ok(None) };
         let state = self.session.state();
-        let tokens = state.tokens(sequence)?;
+        let mut tokens = state.tokens(sequence)?;
         if tokens < branch.prompt_len() {
             // An open segment goes back to its start, which is exact.
             let config = state.spec().config();
@@ -232,12 +232,14 @@ impl<B: DecoderBackend> Engine<B> {
             let Some(segment) = segment.filter(|&segment| tokens >= sinks + segment) else {
                 return Ok(None);
             };
-            let start = sinks + (tokens - sinks) / segment * segment;
-            self.session.state_mut().truncate(sequence, start)?;
+            tokens = sinks + (tokens - sinks) / segment * segment;
+            self.session.state_mut().truncate(sequence, tokens)?;
         }
         let held = self.branches.values().filter_map(|branch| branch.swapped.as_ref());
         let held: usize = held.map(Swapped::bytes).sum();
-        let swapped = Swapped::out(&self.session, sequence).unwrap_or_else(|error| {
+        let Some(branch) = self.branches.get(&id) else { return Ok(None) };
+        let swapped = Swapped::out(&self.session, sequence, &branch.tokens[..tokens]);
+        let swapped = swapped.unwrap_or_else(|error| {
             tracing::warn!("cannot swap a sequence out, so it will be computed again: {error}");
             None
         });
@@ -415,15 +417,30 @@ impl<B: DecoderBackend> Engine<B> {
             return Ok(());
         };
         self.prefixes.touch(&shared.keys, depth);
-        let state = self.session.state();
-        let kept = state.policy().kept(cached).map(|kept| cached - kept);
-        let bytes = state.spec().slot_bytes(state.spec().whole_groups(kept));
-        if self.find_room(bytes)? {
-            let sequence = self.session.fork_compact(work.sequence)?;
-            self.prefixes.insert(shared.keys[depth], depth, sequence);
-            let allocated = self.session.state().allocated_bytes();
-            self.stats.peak_bytes = self.stats.peak_bytes.max(allocated);
+        if self.find_room(self.compact_bytes(cached))? {
+            self.insert_prefix(shared.keys[depth], depth, work.sequence)?;
         }
+        Ok(())
+    }
+
+    /// Bytes of the slot of a kept prefix.
+    pub(crate) fn compact_bytes(&self, tokens: usize) -> usize {
+        let state = self.session.state();
+        let kept = state.policy().kept(tokens).map(|kept| tokens.saturating_sub(kept));
+        state.spec().slot_bytes(state.spec().whole_groups(kept))
+    }
+
+    /// Keeps a compact fork of a sequence as the prefix of a key.
+    pub(crate) fn insert_prefix(
+        &mut self,
+        key: PrefixKey,
+        depth: usize,
+        sequence: SequenceId,
+    ) -> Result<()> {
+        let kept = self.session.fork_compact(sequence)?;
+        self.prefixes.insert(key, depth, kept);
+        let allocated = self.session.state().allocated_bytes();
+        self.stats.peak_bytes = self.stats.peak_bytes.max(allocated);
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{CONTEXT, Random, layers, model};
-use kivi_core::{CacheConfig, CanonicalLayer, Format, ValueResidual};
+use kivi_core::{CacheConfig, Format, Snapshot, ValueResidual};
 use kivi_cpu::Cpu;
 use kivi_models::{Llama, Session, sampling::Sampler, sampling::SamplerConfig};
 
@@ -17,15 +17,15 @@ struct Mate {
     chunk: usize,
 }
 
-/// Computes a prompt in chunks beside mates, then 40 greedy tokens; returns the cache after the prompt,
-/// the cache at the end, and the tokens.
+/// Computes a prompt in chunks beside mates, then 40 greedy tokens; returns what the
+/// cache holds after the prompt and at the end, with the tokens.
 fn run(
     model: &Llama<Cpu>,
     config: &CacheConfig,
     prompt: &[u32],
     chunk: usize,
     mates: &[Mate],
-) -> [(Vec<CanonicalLayer>, Vec<u32>); 2] {
+) -> [Snapshot; 2] {
     let mut session = Session::new(model, config.clone(), 1 + mates.len(), CONTEXT).unwrap();
     let mut begin = |prompt: &[u32]| {
         let id = session.create_sequence().unwrap();
@@ -49,15 +49,15 @@ fn run(
     for part in prompt.chunks(chunk) {
         logits = batch(&mut session, part);
     }
-    let after_prompt = (session.export(id).unwrap(), Vec::new());
+    let after_prompt = session.snapshot(id, prompt).unwrap();
     let mut sampler = Sampler::new(SamplerConfig::default()).unwrap();
-    let mut tokens = Vec::new();
+    let mut tokens = prompt.to_vec();
     for _ in 0..40 {
         let token = sampler.sample(&mut logits, &[]).unwrap();
         tokens.push(token);
         logits = batch(&mut session, &[token]);
     }
-    [after_prompt, (session.export(id).unwrap(), tokens)]
+    [after_prompt, session.snapshot(id, &tokens).unwrap()]
 }
 
 #[test]

@@ -216,29 +216,44 @@ pub(crate) fn import<R: Runtime>(
     let find = Places::new("import", memory, group, layout);
     let (mut words, mut runs) = (Vec::new(), Vec::new());
 
-    // Pages whole, so that nothing of an earlier owner stays.
+    // Pages whole, so that nothing of an earlier owner stays. Runs are copied at the same time, so no
+    // two of them may have a word in common: tokens that lie in a page are put into its run.
+    let mut page_starts = vec![0; find.table.len()];
     for (index, _) in find.table.iter().enumerate().filter(|&(_, &page)| page != PageId::DROPPED) {
         let (page, _) = find.page(shape.sinks + index * shape.page_tokens)?;
         let start = words.len();
+        page_starts[index] = start;
         words.resize(start + shape.page_words(), 0);
         push_run(&mut runs, start, page, shape.page_words());
         fill_page(&shape, index * shape.page_tokens, contents, &mut words[start..]);
     }
+    let mut row = Vec::new();
     for (tokens, keys) in [
         (&contents.sinks.keys, true),
         (&contents.full.keys, true),
         (&contents.sinks.values, false),
         (&contents.full.values, false),
     ] {
-        let store = if keys { shape.key_store } else { shape.value_store };
+        let (store, packs) = match keys {
+            true => (shape.key_store, shape.packs().keys),
+            false => (shape.value_store, shape.packs().values),
+        };
         for token in 0..tokens.tokens {
-            let start = words.len();
+            row.clear();
             for head in 0..shape.kv_heads {
                 let from = (head * tokens.tokens + token) * shape.head_dim;
-                encode(store, &tokens.data[from..from + shape.head_dim], &mut words);
+                encode(store, &tokens.data[from..from + shape.head_dim], &mut row);
             }
-            let to = find.full(tokens.first + token, keys)?;
-            push_run(&mut runs, start, to, words.len() - start);
+            let position = tokens.first + token;
+            let to = find.full(position, keys)?;
+            if position >= shape.sinks && !packs {
+                let (page, _) = find.page(position)?;
+                let index = (position - shape.sinks) / shape.page_tokens;
+                words[page_starts[index] + (to - page)..][..row.len()].copy_from_slice(&row);
+            } else {
+                push_run(&mut runs, words.len(), to, row.len());
+                words.extend_from_slice(&row);
+            }
         }
     }
     if words.is_empty() {

@@ -7,6 +7,7 @@
 
 mod cursor;
 mod files;
+mod fingerprint;
 mod gguf;
 mod names;
 mod safetensors;

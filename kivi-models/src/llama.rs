@@ -17,7 +17,9 @@ use crate::{
     Checkpoint, Error, ModelConfig, Result,
     checkpoint::{LayerWeight, WeightName},
 };
-use kivi_core::{Attention, CacheConfig, DecoderBackend, KeyBias, LayerSpec, Rope, StepPlan};
+use kivi_core::{
+    Attention, CacheConfig, DecoderBackend, KeyBias, LayerSpec, ModelIdentity, Rope, StepPlan,
+};
 use std::sync::Arc;
 
 /// A model of the Llama family on a backend. A clone is the same model.
@@ -34,7 +36,7 @@ impl<B: DecoderBackend> Clone for Llama<B> {
 struct Parts<B: DecoderBackend> {
     backend: B,
     config: ModelConfig,
-    rope: Rope,
+    identity: ModelIdentity,
     /// `[vocab_size, hidden_size]`.
     embedding: B::Weight,
     layers: Vec<Layer<B::Weight>>,
@@ -168,10 +170,16 @@ impl<B: DecoderBackend> Llama<B> {
                     down: layer(LayerWeight::MlpDown)?,
                 })
             })
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<Layer<B::Weight>>>>()?;
         let tied = config.tied_embeddings;
-        let parts = Parts {
+        let key_bias_beside = layers.iter().map(|layer| layer.attention.key_bias.is_some());
+        let identity = ModelIdentity {
+            fingerprint: checkpoint.fingerprint(),
             rope,
+            key_bias_beside: key_bias_beside.collect(),
+        };
+        let parts = Parts {
+            identity,
             embedding: load(WeightName::TokenEmbedding)?,
             layers,
             output_norm: load(WeightName::OutputNorm)?,
@@ -189,7 +197,17 @@ impl<B: DecoderBackend> Llama<B> {
 
     /// How many layers have their key bias beside the cache ([`KeyBiasMode::Beside`]).
     pub fn key_biases_beside(&self) -> usize {
-        self.parts.layers.iter().filter(|layer| layer.attention.key_bias.is_some()).count()
+        self.parts.identity.key_bias_beside.iter().filter(|&&beside| beside).count()
+    }
+
+    /// What the keys and values in a cache depend on besides the tokens and the cache itself.
+    pub fn identity(&self) -> &ModelIdentity {
+        &self.parts.identity
+    }
+
+    /// The [fingerprint](Checkpoint::fingerprint) of the checkpoint.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.parts.identity.fingerprint
     }
 
     /// Sizes and switches.
@@ -199,7 +217,7 @@ impl<B: DecoderBackend> Llama<B> {
 
     /// The rotary embedding.
     pub fn rope(&self) -> &Rope {
-        &self.parts.rope
+        &self.parts.identity.rope
     }
 
     /// The cache layers the model needs, in the formats of a cache configuration.
@@ -249,14 +267,15 @@ impl<B: DecoderBackend> Llama<B> {
         let backend = &self.parts.backend;
         let epsilon = self.parts.config.norm_eps as f32;
         backend.begin_step(cache, plan)?;
-        let angles = backend.prepare_rope(&self.parts.rope, plan)?;
+        let angles = backend.prepare_rope(&self.parts.identity.rope, plan)?;
         let mut x = backend.embed(&self.parts.embedding, tokens)?;
         for (index, layer) in self.parts.layers.iter().enumerate() {
             let h = backend.rms_norm(&x, &layer.attention_norm, epsilon)?;
             let projections = [&layer.query, &layer.key, &layer.value].map(Projection::parts);
             let [mut queries, mut keys, mut values] = backend.linear_many(&h, projections)?;
             let qkv = [&mut queries, &mut keys, &mut values];
-            backend.rotate_and_append(cache, index, plan, &self.parts.rope, &angles, qkv)?;
+            let rope = &self.parts.identity.rope;
+            backend.rotate_and_append(cache, index, plan, rope, &angles, qkv)?;
             backend.quantize(cache, index, plan)?;
             let attended = backend.attend(cache, index, plan, &layer.attention, &queries)?;
             if let Some(observe) = &mut observe {

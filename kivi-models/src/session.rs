@@ -2,8 +2,8 @@
 
 use crate::{Llama, Observer, Result};
 use kivi_core::{
-    CacheConfig, CacheState, CanonicalLayer, DecoderBackend, LayerSpec, PoolSpec, SequenceId,
-    StepPlan, StepRequest,
+    CacheConfig, CacheState, DecoderBackend, LayerSpec, PoolSpec, SequenceId, Snapshot,
+    SnapshotError, StepPlan, StepRequest,
     memory::{self, MeasuredBytes, MemoryUsage},
 };
 
@@ -178,37 +178,6 @@ impl<B: DecoderBackend> Session<B> {
         Ok(copied.map(|()| fork)?)
     }
 
-    /// All layers of a sequence in canonical form.
-    ///
-    /// # Errors
-    /// When the sequence is unknown or pages of it were dropped.
-    pub fn export(&self, sequence: SequenceId) -> Result<Vec<CanonicalLayer>> {
-        let layout = self.state.layout(sequence)?;
-        let layers = 0..self.state.spec().layers().len();
-        let export = |layer| self.model.backend().export(&self.cache, layer, &layout);
-        Ok(layers.map(export).collect::<kivi_core::Result<_>>()?)
-    }
-
-    /// A new sequence of `tokens` tokens with the contents of one that was exported
-    /// ([`CacheState::adopt_sequence`] says which ones can be). When it fails, nothing is left of it.
-    ///
-    /// # Errors
-    /// When the contents do not fit the pool, or it is full.
-    pub fn import(&mut self, tokens: usize, contents: &[CanonicalLayer]) -> Result<SequenceId> {
-        let (found, layers) = (contents.len(), self.state.spec().layers().len());
-        kivi_core::expect_len("import", "layers", found, layers)?;
-        let sequence = self.state.adopt_sequence(tokens)?;
-        let layout = self.state.layout(sequence)?;
-        let backend = self.model.backend();
-        let imported = contents.iter().enumerate().try_for_each(|(layer, contents)| {
-            backend.import(&mut self.cache, layer, &layout, contents)
-        });
-        if imported.is_err() {
-            self.state.remove(sequence)?;
-        }
-        Ok(imported.map(|()| sequence)?)
-    }
-
     /// Gives memory back that removed and truncated sequences had; the next step would.
     ///
     /// # Errors
@@ -216,6 +185,34 @@ impl<B: DecoderBackend> Session<B> {
     pub fn flush(&mut self) -> Result<()> {
         self.state.plan(&[], &mut self.plan)?;
         Ok(self.model.backend().begin_step(&mut self.cache, &self.plan)?)
+    }
+
+    /// A snapshot of a sequence, to be saved to a file; `tokens` are the tokens it holds.
+    ///
+    /// # Errors
+    /// As [`Snapshot::of_sequence`].
+    pub fn snapshot(&self, sequence: SequenceId, tokens: &[u32]) -> Result<Snapshot> {
+        let (backend, identity) = (self.model.backend(), self.model.identity());
+        let source = (&self.cache, &self.state);
+        Ok(Snapshot::of_sequence(backend, source, sequence, identity, tokens)?)
+    }
+
+    /// Adds the sequence of a snapshot, which may come from another backend. It goes on as if it had
+    /// never been away; the logits after its last token are not part of a snapshot, so the next step
+    /// takes at least one token.
+    ///
+    /// # Errors
+    /// As [`Snapshot::restore`], and when a token is beyond the vocabulary. The session then is as it
+    /// was.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<SequenceId> {
+        let (backend, identity) = (self.model.backend(), self.model.identity());
+        let vocabulary = self.model.config().vocab_size;
+        snapshot.check(identity, self.state.spec(), self.state.policy().as_ref())?;
+        if let Some(token) = snapshot.tokens().iter().find(|&&id| id as usize >= vocabulary) {
+            let reason = format!("token {token} of a vocabulary of {vocabulary}");
+            return Err(kivi_core::Error::from(SnapshotError::Invalid { reason }).into());
+        }
+        Ok(snapshot.restore(backend, (&mut self.cache, &mut self.state), identity)?)
     }
 
     /// The state machine, to begin prompts and to truncate or remove sequences.

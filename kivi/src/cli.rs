@@ -13,6 +13,7 @@ mod output;
 mod plot;
 mod run;
 mod sampling;
+mod session_file;
 mod summary;
 mod tune;
 

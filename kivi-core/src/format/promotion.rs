@@ -36,6 +36,16 @@ impl Promotion {
         Ok(Self { ten_thousandths: whole as u16 })
     }
 
+    /// `p`, which has four decimal places, as a whole number of them.
+    pub(crate) const fn ten_thousandths(self) -> u16 {
+        self.ten_thousandths
+    }
+
+    /// The share of so many ten thousandths.
+    pub(crate) fn of_ten_thousandths(count: u16) -> Result<Self> {
+        Self::share(f64::from(count) / f64::from(Self::ONE))
+    }
+
     const ALLOWED: &str = "a share above 0 and at most 1 with up to four decimal places";
 
     /// `p`.

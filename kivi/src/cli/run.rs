@@ -2,12 +2,13 @@
 
 use super::{
     cache::{Cache, CacheOptions},
-    chat::Chat,
+    chat::{self, Chat},
     device::{self, DeviceOptions, Task},
     machine,
     model::{self, ModelOptions},
     output,
     sampling::SamplingOptions,
+    session_file::{SavedSession, SessionFile},
     summary::CacheSummary,
 };
 use anyhow::{Result, bail};
@@ -71,6 +72,10 @@ pub(super) struct Run {
     /// Chat interactively, after the prompt if there is one.
     #[arg(long, env = "KIVI_CHAT", value_parser = FalseyValueParser::new())]
     chat: bool,
+    /// Go on from the conversation in FILE, if it exists, and save it there afterwards, so that it is
+    /// not computed again.
+    #[arg(long, env = "KIVI_SESSION", value_name = "FILE")]
+    session: Option<PathBuf>,
     /// Print one JSON object with text, speeds and bytes instead of the text.
     #[arg(long, env = "KIVI_JSON", value_parser = FalseyValueParser::new(), conflicts_with = "chat")]
     json: bool,
@@ -94,9 +99,13 @@ impl Run {
         if prompt.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
             bail!("the prompt is empty");
         }
+        let file = self.session.as_deref().map(SessionFile::open).transpose()?;
+        if self.system.is_some() && file.as_ref().is_some_and(|file| !file.tokens().is_empty()) {
+            bail!("a system message is for a new session, and this one has begun");
+        }
         let device = self.device.clone();
         let checkpoint = self.model.open(!self.json)?;
-        device.run(RunTask { run: *self, checkpoint, prompt, chat })
+        device.run(RunTask { run: *self, checkpoint, prompt, chat, file })
     }
 
     fn read_prompt(&self) -> Result<Option<String>> {
@@ -109,19 +118,24 @@ impl Run {
         Ok(Some(utf8(&path.display().to_string(), bytes)?))
     }
 
-    /// Tokens of the prompt as the model is to see it.
+    /// Tokens of the prompt as the model is to see it, at the beginning of a text or, `later`, after an
+    /// answer.
     fn encode(
         &self,
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
         prompt: &str,
+        later: bool,
     ) -> Result<Vec<u32>> {
         let Some(template) = template.filter(|_| !self.raw) else {
             if self.system.is_some() {
                 bail!("a system message needs a chat template, and this model has none");
             }
-            return Ok(tokenizer.encode(prompt, true, false)?);
+            return Ok(tokenizer.encode(prompt, !later, false)?);
         };
+        if later {
+            return Ok(tokenizer.encode(&chat::next_turn(template, prompt)?, false, true)?);
+        }
         let mut messages = Vec::new();
         messages.extend(self.system.iter().map(|text| Message::new("system", text)));
         messages.push(Message::new("user", prompt));
@@ -142,6 +156,7 @@ struct RunTask {
     checkpoint: Checkpoint,
     prompt: Option<String>,
     chat: bool,
+    file: Option<SessionFile>,
 }
 
 /// What is needed to answer a prompt, whoever asks.
@@ -214,7 +229,7 @@ impl Answering<'_> {
 
 impl Task for RunTask {
     fn run<B: DecoderBackend>(self, backend: B) -> Result<()> {
-        let Self { run, checkpoint, prompt, chat } = self;
+        let Self { run, checkpoint, prompt, chat, mut file } = self;
         let model_config = checkpoint.config();
         let cache = run.cache.cache(model_config)?;
         let sampler = run.sampling.config(checkpoint.generation_defaults());
@@ -243,20 +258,28 @@ impl Task for RunTask {
             max_tokens: run.tokens.or(run.max_tokens).unwrap_or(usize::MAX),
             context,
         };
-        let encode = |text: &String| run.encode(&tokenizer, template.as_ref(), text);
+        let earlier = file.as_ref().map_or(Vec::new(), |file| file.tokens().to_vec());
+        let later = !earlier.is_empty();
+        let encode = |text: &String| run.encode(&tokenizer, template.as_ref(), text, later);
         let tokens = if chat { None } else { prompt.as_ref().map(encode).transpose()? };
-        if let Some(tokens) = &tokens
-            && tokens.len() >= context
-        {
-            bail!("the prompt of {} tokens does not fit the context of {context}", tokens.len());
-        }
-        if let (Some(tokens), Some(n)) = (&tokens, run.tokens)
-            && n > context - tokens.len()
-        {
-            bail!(
-                "{n} more tokens after a prompt of {} do not fit the context of {context}",
-                tokens.len()
-            );
+        if let Some(tokens) = &tokens {
+            let used = earlier.len() + tokens.len();
+            let after = match earlier.len() {
+                0 => String::new(),
+                earlier => format!(" after {earlier} of the session"),
+            };
+            if used >= context {
+                bail!(
+                    "the prompt of {} tokens{after} does not fit the context of {context}",
+                    tokens.len()
+                );
+            }
+            if let Some(n) = run.tokens.filter(|&n| n > context - used) {
+                bail!(
+                    "{n} more tokens after a prompt of {}{after} do not fit the context of {context}",
+                    tokens.len()
+                );
+            }
         }
 
         let llama = run.model.load(backend, &checkpoint)?;
@@ -265,16 +288,27 @@ impl Task for RunTask {
         }
         let mut session = cache.session(&llama, 1, context)?;
         if chat && let Some(template) = template {
-            return Chat::new(template, run.system).converse(&mut session, answering, prompt);
+            return Chat::new(template, run.system, file).converse(&mut session, answering, prompt);
         }
-        let sequence = session.create_sequence()?;
-        let answer = answering.answer(
-            &mut session,
-            sequence,
-            (&[], tokens.as_deref().unwrap_or_default()),
-            run.json,
-        )?;
-        report(&run, &session, sequence, &answer, model_config.context_length)
+        let sequence = match &mut file {
+            Some(file) => file.sequence(&mut session)?,
+            None => session.create_sequence()?,
+        };
+        let prompt = tokens.as_deref().unwrap_or_default();
+        let answer = answering.answer(&mut session, sequence, (&earlier, prompt), run.json)?;
+        let saved = file.as_ref().map(|file| {
+            let mut cached = [&earlier, prompt, &answer.generated.tokens].concat();
+            // A token that stopped the answer is not in the cache.
+            cached.truncate(session.state().tokens(sequence)?);
+            Ok((file, file.save(&session, sequence, &cached)?))
+        });
+        // An answer that cannot be saved is still shown.
+        let (saved, failed) = match saved.transpose() {
+            Ok(saved) => (saved, None),
+            Err(error) => (None, Some(error)),
+        };
+        report(&run, &session, sequence, &answer, model_config.context_length, saved)?;
+        failed.map_or(Ok(()), Err)
     }
 }
 
@@ -305,6 +339,7 @@ fn report<B: DecoderBackend>(
     sequence: kivi::SequenceId,
     answer: &Answer,
     context: usize,
+    saved: Option<(&SessionFile, SavedSession)>,
 ) -> Result<()> {
     let state = session.state();
     let tokens = state.tokens(sequence)?;
@@ -329,7 +364,7 @@ fn report<B: DecoderBackend>(
     }
     if run.json {
         let resident = machine::resident_bytes();
-        return output::print_json(json!({
+        let mut fields = json!({
             "text": answer.generated.text,
             "finish": match answer.generated.finish {
                 FinishReason::Stop => "stop",
@@ -343,7 +378,11 @@ fn report<B: DecoderBackend>(
             "cache": cache,
             "resident_bytes": resident.map(|(now, _)| now),
             "peak_resident_bytes": resident.map(|(_, peak)| peak),
-        }));
+        });
+        if let Some((_, saved)) = saved {
+            fields["session"] = json!(saved);
+        }
+        return output::print_json(fields);
     }
     output::print("\n")?;
     eprint!(
@@ -352,5 +391,8 @@ fn report<B: DecoderBackend>(
         answer.prompt_tokens,
         cache.lines()
     );
+    if let Some((file, saved)) = saved {
+        eprintln!("{}", file.describe(saved));
+    }
     Ok(())
 }
