@@ -1,7 +1,7 @@
 //! A tiny model, and answers computed without an engine.
 #![allow(dead_code)] // every test file uses a part
 
-use kivi_core::{CacheConfig, CacheConfigBuilder, LayerSpec};
+use kivi_core::{CacheConfig, CacheConfigBuilder, DecoderBackend, LayerSpec};
 use kivi_cpu::Cpu;
 use kivi_engine::{Completion, FinishReason, Request};
 use kivi_models::{Checkpoint, Llama, Session, sampling::Sampler, sampling::SamplerConfig};
@@ -14,10 +14,14 @@ pub(crate) const VOCABULARY: u32 = 264;
 
 /// A random Llama 3 of two layers (`tools/golden_models.py`).
 pub(crate) fn model(threads: usize) -> Llama<Cpu> {
+    model_on(Cpu::new(threads).unwrap(), "llama3-tiny")
+}
+
+/// Another of the tiny models, or on another backend.
+pub(crate) fn model_on<B: DecoderBackend>(backend: B, name: &str) -> Llama<B> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("../kivi-models/tests/golden/models/llama3-tiny");
-    let checkpoint = Checkpoint::open(path).unwrap();
-    Llama::load(Cpu::new(threads).unwrap(), &checkpoint).unwrap()
+    let path = root.join("../kivi-models/tests/golden/models").join(name);
+    Llama::load(backend, &Checkpoint::open(path).unwrap()).unwrap()
 }
 
 /// `kivi2`, `G = 16`, `R = 32`, segments of 64.
