@@ -173,11 +173,37 @@ pub(super) struct Curve {
 impl Curves<'_> {
     /// Writes the curves, over a logarithmic ordinate, to an .svg or .png file.
     pub(super) fn save(&self, path: &Path) -> Result<()> {
-        let points = self.series.iter().flat_map(|curve| &curve.points);
-        if !points.clone().any(|point| point.1 > 0.0) {
+        if !self.has_points() {
             bail!("there is nothing to draw in {}", path.display());
         }
         save(self, path, (760, 480))
+    }
+
+    fn has_points(&self) -> bool {
+        self.series.iter().flat_map(|curve| &curve.points).any(|point| point.1 > 0.0)
+    }
+}
+
+/// Several plots beside each other.
+pub(super) struct Panels<'a>(pub(super) Vec<Curves<'a>>);
+
+impl Panels<'_> {
+    /// Writes the plots to one .svg or .png file.
+    pub(super) fn save(&self, path: &Path) -> Result<()> {
+        if self.0.iter().any(|curves| !curves.has_points()) {
+            bail!("there is nothing to draw in {}", path.display());
+        }
+        save(self, path, (560 * self.0.len() as u32, 480))
+    }
+}
+
+impl Figure for Panels<'_> {
+    fn draw<DB: DrawingBackend>(
+        &self,
+        area: &DrawingArea<DB, Shift>,
+    ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
+        let areas = area.split_evenly((1, self.0.len()));
+        self.0.iter().zip(&areas).try_for_each(|(curves, area)| curves.draw(area))
     }
 }
 
