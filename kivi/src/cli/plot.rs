@@ -19,11 +19,32 @@ trait Figure {
     ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>>;
 }
 
+/// Formats of the files.
+enum Kind {
+    Svg,
+    Png,
+}
+
+impl Kind {
+    fn of(path: &Path) -> Result<Self> {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("svg") => Ok(Self::Svg),
+            Some("png") => Ok(Self::Png),
+            _ => bail!("a plot is an .svg or a .png file, not {}", path.display()),
+        }
+    }
+}
+
+/// Refuses the name of a file that cannot be drawn, before hours of measuring.
+pub(super) fn check_name(path: &Path) -> Result<()> {
+    Kind::of(path).map(|_| ())
+}
+
 /// Writes a figure as SVG or PNG.
 fn save(figure: &impl Figure, path: &Path, size: (u32, u32)) -> Result<()> {
     let wrong = |error: String| anyhow!("cannot draw {}: {error}", path.display());
-    let bytes = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("svg") => {
+    let bytes = match Kind::of(path)? {
+        Kind::Svg => {
             let mut text = String::new();
             {
                 let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
@@ -32,7 +53,7 @@ fn save(figure: &impl Figure, path: &Path, size: (u32, u32)) -> Result<()> {
             }
             text.into_bytes()
         }
-        Some("png") => {
+        Kind::Png => {
             let mut raster = Raster::new(size);
             {
                 let area = (&mut raster).into_drawing_area();
@@ -40,7 +61,6 @@ fn save(figure: &impl Figure, path: &Path, size: (u32, u32)) -> Result<()> {
             }
             raster.encode()?
         }
-        _ => bail!("a plot is an .svg or a .png file, not {}", path.display()),
     };
     std::fs::write(path, bytes).map_err(|error| anyhow!("cannot write {}: {error}", path.display()))
 }

@@ -14,7 +14,7 @@ use crate::cli::{
     cache::{self, Cache, LengthOptions},
     device::{self, DeviceOptions, Task},
     model::{self, ModelOptions},
-    output,
+    output, plot,
     summary::bytes,
 };
 use alone::Alone;
@@ -94,6 +94,7 @@ const SEGMENT_TOKENS: usize = 512;
 
 impl BenchThroughput {
     pub(in crate::cli) fn execute(mut self) -> Result<()> {
+        self.plot.as_deref().map_or(Ok(()), plot::check_name)?;
         // The baseline comes first.
         self.caches.sort_by_key(|cache| *cache != NamedCache::F16);
         let checkpoint = self.model.open(!self.report.quiet())?;
