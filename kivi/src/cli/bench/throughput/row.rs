@@ -166,9 +166,11 @@ impl Row {
             samples => format!("{:.0}", 1e3 * percentile(samples, share)),
         };
         let dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
-        format!(
-            "{start} {:>5} {:>6.1} {rate:>9.1} {total:>9.1} {:>8} {:>8} {:>6} {:>6}  {:>10} {:>10} \
-             {:>6} {:>6} {:>6} {:>7} {:>7}",
+        let (batch_ratio, rate_ratio) = f16.and_then(|f16| self.relative_to(f16)).unzip();
+        let times = |ratio: Option<f64>| dash(ratio.map(|ratio| format!("{ratio:.2}")));
+        let mut line = format!(
+            "{start} {:>5} {:>5.1}  {rate:>8.1} {total:>8.1}  {:>6} {:>6} {:>5} {:>5}  {:>10} \
+             {:>10}  {:>6} {:>7}",
             stats.max_running,
             measured.mean_batch,
             milliseconds(&measured.first_token, 0.5),
@@ -177,14 +179,21 @@ impl Row {
             milliseconds(&measured.between, 0.99),
             bytes(stats.peak_bytes),
             dash(measured.resident.map(|(_, peak)| bytes(peak as usize))),
-            stats.reused_tokens,
-            format!("{}+{}", stats.swapped_out, stats.forgotten),
-            stats.evicted,
-            dash(
-                f16.and_then(|f16| self.relative_to(f16)).map(|(batch, _)| format!("{batch:.2}x"))
-            ),
-            dash(f16.and_then(|f16| self.relative_to(f16)).map(|(_, rate)| format!("{rate:.2}x"))),
-        )
+            times(batch_ratio),
+            times(rate_ratio),
+        );
+        for (count, what) in [
+            (stats.reused_tokens, "tokens reused"),
+            (stats.swapped_out, "swapped out"),
+            (stats.forgotten, "recomputed"),
+            (stats.evicted, "prefixes evicted"),
+            (stats.accepted_tokens, "drafts accepted"),
+        ] {
+            if count > 0 {
+                line += &format!("  {count} {what}");
+            }
+        }
+        line
     }
 
     /// The row in words.
@@ -193,8 +202,8 @@ impl Row {
     }
 }
 
-pub(super) const HEADING: &str = " kv memory cache   fits batch   mean  tokens/s     all/s    \
-    first      p99   next    p99  peak cache   resident reused  gave  evict  batch* tokens*";
+pub(super) const HEADING: &str = " kv memory cache   fits batch  mean  tokens/s    all/s   first    \
+    p99  next   p99  peak cache   resident  batch× tokens×";
 
 /// Adds the fields of an object to another.
 fn extend(object: &mut Value, fields: Value) {
