@@ -6,6 +6,8 @@ pub use kivi_cpu as cpu;
 pub use kivi_cpu_ref as cpu_ref;
 #[cfg(feature = "cuda")]
 pub use kivi_cuda as cuda;
+#[cfg(feature = "engine")]
+pub use kivi_engine as engine;
 #[cfg(feature = "models")]
 pub use kivi_models as models;
 #[cfg(feature = "wgpu")]

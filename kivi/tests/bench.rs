@@ -208,3 +208,132 @@ fn wrong_options_of_generate() {
         refused(1, if options.contains(&"--model") { &arguments } else { &with_model }, words);
     }
 }
+
+#[test]
+fn throughput_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("throughput.svg");
+    let base = ["throughput", "--model", MODEL, "--threads", "1", "--residual-length", "32"];
+    let options = ["--kv-memory", "40KiB,100KiB", "--caches", "kivi2,f16", "--requests", "6"];
+    let lengths = ["--input", "100", "--output", "156", "--plot", plot.to_str().unwrap()];
+    let report = json(&[&base[..], &options, &lengths, &["--json", "-"]].concat());
+    assert_eq!(report["workload"]["requests"], 6);
+    assert_eq!(report["workload"]["lengths"], "fixed");
+    assert_eq!(report["admission"], "whole-answer");
+    assert!(report["limits"].is_array());
+    let (layers, kv_heads, head_dim) =
+        (number(&report, "layers"), number(&report, "kv_heads"), number(&report, "head_dim"));
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    for (index, row) in rows.iter().enumerate() {
+        // The baseline comes first.
+        let f16 = index % 2 == 0;
+        assert_eq!(row["cache"], if f16 { "f16" } else { "kivi2" });
+        let budget = if index < 2 { 40_960.0 } else { 102_400.0 };
+        assert_eq!(number(row, "kv_memory_bytes"), budget);
+        assert_eq!((number(row, "input_tokens"), number(row, "output_tokens")), (600.0, 936.0));
+        let sequence = number(row, "sequence_bytes");
+        // 256 tokens are whole pages.
+        let uncompressed = 256.0 * layers * kv_heads * head_dim * 4.0;
+        assert!(if f16 { sequence == uncompressed } else { sequence < uncompressed }, "{row}");
+        let fit = (budget / sequence).floor();
+        assert_eq!(number(row, "predicted_batch"), fit);
+        // Whole answers are promised, so that no more run at once than fit, and none gives way.
+        let largest = number(row, "max_batch");
+        assert!(largest >= 1.0 && largest <= fit.min(6.0), "{row}");
+        assert!(number(row, "mean_batch") <= largest);
+        assert_eq!((number(row, "swapped_out"), number(row, "recomputed")), (0.0, 0.0));
+        assert!(number(row, "peak_cache_bytes") <= budget);
+        let rate = number(row, "tokens_per_second");
+        assert!((rate * number(row, "seconds") / 936.0 - 1.0).abs() < 1e-9);
+        let ratio = number(row, "total_tokens_per_second") / rate;
+        assert!((ratio * 936.0 / 1536.0 - 1.0).abs() < 1e-9);
+        for key in ["time_to_first_token", "between_tokens"] {
+            let (p50, p99) =
+                (number(row, &format!("{key}_p50_ms")), number(row, &format!("{key}_p99_ms")));
+            assert!(0.0 <= p50 && p50 <= p99, "{row}");
+        }
+        assert!(number(row, "alone_tokens_per_second") > 0.0);
+        assert_eq!(number(row, "checked_requests"), 3.0);
+        assert!(!f16 || number(row, "throughput_relative_to_f16") == 1.0);
+        assert_eq!(
+            number(row, "max_batch_relative_to_f16"),
+            largest / number(&rows[index / 2 * 2], "max_batch")
+        );
+        #[cfg(target_os = "linux")]
+        assert!(number(row, "peak_resident_bytes") >= number(row, "resident_bytes_before"));
+    }
+    // All come at once, so the predicted number does run at once as soon as there are as many.
+    assert_eq!(number(&rows[0], "max_batch"), number(&rows[0], "predicted_batch").min(6.0));
+    let plot = std::fs::read_to_string(plot).unwrap();
+    for word in ["<svg", "Throughput", "Largest batch", "kivi2", "f16"] {
+        assert!(plot.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn throughput_with_everything_an_engine_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lengths, text) = (folder.path().join("lengths"), folder.path().join("text"));
+    std::fs::write(&lengths, "30 20\n{\"input\": 5, \"output\": 50}\n").unwrap();
+    std::fs::write(&text, "The boats come back in the morning. ".repeat(20)).unwrap();
+    let base = ["throughput", "--model", MODEL, "--residual-length", "32", "--sink-length", "32"];
+    let options = ["--caches", "kivi4", "--requests", "7", "--kv-memory", "300KiB"];
+    let how = ["--admission", "prompt", "--preemption", "recompute", "--lookup"];
+    let when = ["--arrivals", "200", "--seed", "3", "--shared-prefix", "33"];
+    let (lengths, text) = (lengths.to_str().unwrap(), text.to_str().unwrap());
+    let files = ["--lengths", lengths, "--file", text, "--json"];
+    let report = json(&[&base[..], &options, &how, &when, &files].concat());
+    assert_eq!(report["lookup"], true);
+    assert_eq!(report["workload"]["arrivals_per_second"], 200.0);
+    let row = &report["rows"][0];
+    // Four requests of the first line, three of the second, each after the prefix.
+    assert_eq!(number(row, "input_tokens"), f64::from(4 * 30 + 3 * 5 + 7 * 33));
+    assert_eq!(number(row, "output_tokens"), f64::from(4 * 20 + 3 * 50));
+    assert!(number(row, "drafted_tokens") >= number(row, "accepted_tokens"));
+    assert!(row["throughput_relative_to_f16"].is_null());
+    assert_eq!(number(row, "sink_length"), 32.0);
+}
+
+#[test]
+fn a_budget_below_one_request_is_skipped_and_says_so() {
+    let base = ["throughput", "--model", MODEL, "--caches", "f16", "--kv-memory", "1KiB"];
+    let lengths = ["--input", "40", "--output", "24", "--requests", "2"];
+    let report = json(&[&base[..], &lengths, &["--json"]].concat());
+    let row = &report["rows"][0];
+    assert_eq!(row["skipped"], true);
+    assert!(number(row, "needed_bytes") > 1024.0 && row["max_batch"].is_null());
+}
+
+#[test]
+fn wrong_options_of_throughput() {
+    let base = ["throughput", "--model", MODEL];
+    for (options, words) in [
+        (&["--kv-memory", "much"][..], &["much", "4GiB"][..]),
+        (&["--caches", "kivi3"], &["kivi3", "kivi2+"]),
+        (&["--requests", "0"], &["--requests", "'0'"]),
+        (&["--input", "5"], &["--output"]),
+        (&["--output", "5"], &["--input"]),
+        (&["--arrivals", "-1"], &["--arrivals", "requests per second"]),
+        (&["--admission", "all"], &["prompt, whole-answer"]),
+    ] {
+        let output = kivi(&[&base[..], options].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(words.iter().all(|word| stderr.contains(word)), "{words:?}: {stderr}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lengths.txt");
+    std::fs::write(&path, "5 5\n5 x\n").unwrap();
+    for (options, words) in [
+        (&["--input", "500", "--output", "13"][..], &["500 and 13", "512"][..]),
+        (&["--shared-prefix", "511"], &["511", "512"]),
+        (&["--residual-length", "100"], &["residual-length: 100"]),
+        (&["--lengths", path.to_str().unwrap()], &["lengths.txt, line 2", "\"5 x\""]),
+        (&["--lengths", "/no/such/file"], &["cannot read", "/no/such/file"]),
+        (&["--file", "/no/such/file"], &["cannot read", "/no/such/file"]),
+        (&["--kv-memory", "1KiB", "--plot", "x.gif"], &[".svg or a .png", "x.gif"]),
+    ] {
+        refused(1, &[&base[..], options].concat(), words);
+    }
+}

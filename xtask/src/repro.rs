@@ -61,7 +61,11 @@ enum Table {
     /// Table 5, below: residual lengths
     ResidualLength,
     /// Figure 5: memory and throughput by batch
-    Throughput,
+    Throughput {
+        /// Bytes for all cached keys and values.
+        #[arg(long, default_value = "12MiB,24MiB,48MiB,96MiB")]
+        kv_memory: String,
+    },
     /// The quality page: perplexity of every format
     Formats,
 }
@@ -85,7 +89,7 @@ impl Repro {
             Table::Needle => ("Figure 4", Self::needle),
             Table::GroupSize => ("Table 5: group sizes", Self::group_size),
             Table::ResidualLength => ("Table 5: residual lengths", Self::residual_length),
-            Table::Throughput => ("Figure 5", Self::throughput),
+            Table::Throughput { .. } => ("Figure 5", Self::throughput),
             Table::Formats => ("formats", Self::formats),
         };
         report.step(name, || table(self));
@@ -261,39 +265,52 @@ impl Repro {
     }
 
     fn throughput(&self) -> Check {
+        let Table::Throughput { kv_memory } = &self.table else { return Ok(String::new()) };
+        let requests = self.limit.unwrap_or(64).to_string();
+        let workload = ["--input", "161", "--output", "338", "--requests", &requests];
+        let caches = ["--caches", "f16,kivi4,kivi2", "--residual-length", "32"];
+        let plot = self.out.as_deref().and_then(Path::parent);
+        let plot = plot.map(|folder| folder.join("throughput.svg").to_string_lossy().into_owned());
+        let mut arguments = vec!["bench", "throughput", "--kv-memory", kv_memory];
+        arguments.extend(workload.into_iter().chain(caches));
+        if let Some(plot) = &plot {
+            arguments.extend(["--plot", plot]);
+        }
+        let object = self.kivi(&arguments)?;
         let mut lines = vec![
-            "| batch | cache | cache, MiB | tokens per second |".into(),
-            "|---:|---|---:|---:|".into(),
+            "| cache, MiB | | sequences that fit | largest batch | mean batch | tokens per second | \
+             over f16 | peak of resident memory, MiB |"
+                .into(),
+            "|---:|---|---:|---:|---:|---:|---:|---:|".into(),
         ];
-        for batch in ["1", "4", "8"] {
-            let arguments = [
-                "bench",
-                "generate",
-                "--batch",
-                batch,
-                "--prompt",
-                "161",
-                "--depth",
-                "1024",
-                "--generate",
-                "32",
-                "--format",
-                "f16,kivi2,kivi2+0.25:kivi2",
-            ];
-            let object = self.kivi(&arguments)?;
-            for row in object["rows"].as_array().into_iter().flatten() {
-                lines.push(format!(
-                    "| {batch} | {} | {:.1} | {:.1} |",
-                    row["format"].as_str().unwrap_or_default(),
-                    row["cache_bytes"]["in_use"].as_f64().unwrap_or_default() / f64::from(1 << 20),
-                    row["generation_tokens_per_second"].as_f64().unwrap_or_default(),
-                ));
-            }
+        for row in object["rows"].as_array().into_iter().flatten() {
+            let number = |key: &str, digits| {
+                row[key].as_f64().map_or("-".into(), |number| format!("{number:.digits$}"))
+            };
+            let mib = |key: &str| {
+                let bytes = row[key].as_f64();
+                bytes.map_or("-".into(), |bytes| format!("{:.0}", bytes / f64::from(1 << 20)))
+            };
+            lines.push(format!(
+                "| {} | {} | {} | {} | {} | {} | {} | {} |",
+                mib("kv_memory_bytes"),
+                row["cache"].as_str().unwrap_or_default(),
+                number("predicted_batch", 0),
+                number("max_batch", 0),
+                number("mean_batch", 1),
+                number("tokens_per_second", 1),
+                number("throughput_relative_to_f16", 2),
+                mib("peak_resident_bytes"),
+            ));
+        }
+        lines.push(String::new());
+        for limit in object["limits"].as_array().into_iter().flatten() {
+            lines.push(format!("- {}", limit.as_str().unwrap_or_default()));
         }
         lines.push(String::new());
         lines.push(
-            "The paper, Llama-2-7B on an A100 with as many sequences as fit: 4 times larger batches, \
-             2.35 to 3.47 times the throughput."
+            "161 tokens in and 338 out, R = 32. The paper, Llama-2-7B on an A100 with as many \
+             sequences as fit: 4 times larger batches, 2.35 to 3.47 times the throughput."
                 .into(),
         );
         self.publish("Figure 5: memory and throughput", &lines)

@@ -8,6 +8,7 @@ mod oracle;
 mod reading;
 mod report;
 mod shape;
+mod throughput;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -25,6 +26,8 @@ enum What {
     Attention(Box<attention::BenchAttention>),
     /// Prompt processing and generation of a model.
     Generate(Box<generate::BenchGenerate>),
+    /// Many requests at once, with as many sequences as fit a number of bytes.
+    Throughput(Box<throughput::BenchThroughput>),
 }
 
 impl Bench {
@@ -32,6 +35,7 @@ impl Bench {
         match self.what {
             What::Attention(attention) => attention.execute(),
             What::Generate(generate) => generate.execute(),
+            What::Throughput(throughput) => throughput.execute(),
         }
     }
 }

@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use kivi::{
-    CacheConfig, DecoderBackend, Format, KeyValue, KiviPolicy, LayerSpec, NamedCache, PoolSpec,
-    Promotion, ValueResidual, memory,
+    CacheConfig, CacheConfigBuilder, DecoderBackend, Format, KeyValue, KiviPolicy, LayerSpec,
+    NamedCache, PoolSpec, Promotion, ValueResidual, memory,
     models::{CachePlan, Llama, ModelConfig, Session},
 };
 use std::path::{Path, PathBuf};
@@ -33,6 +33,13 @@ pub(super) struct CacheOptions {
     /// the largest range: 0.25 for a quarter. The same as kivi2+SHARE as the format of the keys.
     #[arg(long, env = "KIVI_KEY_PROMOTE", value_name = "SHARE", conflicts_with = "cache")]
     key_promote: Option<Promotion>,
+    #[command(flatten)]
+    lengths: LengthOptions,
+}
+
+/// Options that say how a cache of any formats is laid out.
+#[derive(Args, Clone, Debug)]
+pub(super) struct LengthOptions {
     /// Elements that share a scale and a zero: 16, 32, 64 or 128 [default: 32].
     #[arg(long, env = "KIVI_GROUP_SIZE", value_name = "G")]
     group_size: Option<usize>,
@@ -81,34 +88,10 @@ impl CacheOptions {
             let (key, value) = self.formats(model)?;
             builder = builder.key(key).value(value);
         }
-        if let Some(tokens) = self.group_size {
-            builder = builder.group_size(tokens);
-        }
-        if let Some(tokens) = self.residual_length {
-            builder = builder.residual_length(tokens);
-        }
-        if let Some(tokens) = self.sink_length {
-            builder = builder.sink_length(tokens);
-        }
-        let config = builder.value_residual(self.value_residual()).build()?;
-        // Room for both is allocated at once, so more than can ever be used is a mistake.
-        let longest = model.context_length.max(DEFAULT_RESIDUAL_LENGTH);
-        for (option, tokens) in
-            [("residual-length", config.residual_length()), ("sink-length", config.sink_length())]
-        {
-            if tokens > longest {
-                bail!("--{option} {tokens} is beyond the model's context of {longest}");
-            }
-        }
+        let config = self.lengths.apply(builder).build()?;
+        check_lengths(&config, model)?;
         let layers = plan.layers(model, &config)?;
         Ok(Cache { config, layers, source })
-    }
-
-    fn value_residual(&self) -> ValueResidual {
-        match self.value_residual {
-            ValueResidualName::Window => ValueResidual::Window,
-            ValueResidualName::Block => ValueResidual::Block,
-        }
     }
 
     /// Whether formats are asked for one by one.
@@ -149,6 +132,38 @@ impl CacheOptions {
             None => String::new(),
         }
     }
+}
+
+impl LengthOptions {
+    /// A configuration with what was asked for.
+    pub(super) fn apply(&self, mut builder: CacheConfigBuilder) -> CacheConfigBuilder {
+        if let Some(tokens) = self.group_size {
+            builder = builder.group_size(tokens);
+        }
+        if let Some(tokens) = self.residual_length {
+            builder = builder.residual_length(tokens);
+        }
+        if let Some(tokens) = self.sink_length {
+            builder = builder.sink_length(tokens);
+        }
+        builder.value_residual(match self.value_residual {
+            ValueResidualName::Window => ValueResidual::Window,
+            ValueResidualName::Block => ValueResidual::Block,
+        })
+    }
+}
+
+/// Room for residual and sinks is allocated at once, so more than can ever be used is a mistake.
+pub(super) fn check_lengths(config: &CacheConfig, model: &ModelConfig) -> Result<()> {
+    let longest = model.context_length.max(DEFAULT_RESIDUAL_LENGTH);
+    for (option, tokens) in
+        [("residual-length", config.residual_length()), ("sink-length", config.sink_length())]
+    {
+        if tokens > longest {
+            bail!("--{option} {tokens} is beyond the model's context of {longest}");
+        }
+    }
+    Ok(())
 }
 
 /// Reads a plan file.

@@ -24,6 +24,12 @@ pub(super) fn resident_bytes() -> Option<(u64, u64)> {
     Some((kib("VmRSS")? * 1024, kib("VmHWM")? * 1024))
 }
 
+/// Makes the maximum of resident memory begin again at what is resident now, where Linux lets us
+/// (`clear_refs` in proc_pid_clear_refs(5)), and says whether it did.
+pub(super) fn reset_peak_resident() -> bool {
+    std::fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
 /// The value of the first line `name: value` of a file.
 fn field(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;

@@ -19,11 +19,32 @@ trait Figure {
     ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>>;
 }
 
+/// Formats of the files.
+enum Kind {
+    Svg,
+    Png,
+}
+
+impl Kind {
+    fn of(path: &Path) -> Result<Self> {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("svg") => Ok(Self::Svg),
+            Some("png") => Ok(Self::Png),
+            _ => bail!("a plot is an .svg or a .png file, not {}", path.display()),
+        }
+    }
+}
+
+/// Refuses the name of a file that cannot be drawn, before hours of measuring.
+pub(super) fn check_name(path: &Path) -> Result<()> {
+    Kind::of(path).map(|_| ())
+}
+
 /// Writes a figure as SVG or PNG.
 fn save(figure: &impl Figure, path: &Path, size: (u32, u32)) -> Result<()> {
     let wrong = |error: String| anyhow!("cannot draw {}: {error}", path.display());
-    let bytes = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("svg") => {
+    let bytes = match Kind::of(path)? {
+        Kind::Svg => {
             let mut text = String::new();
             {
                 let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
@@ -32,7 +53,7 @@ fn save(figure: &impl Figure, path: &Path, size: (u32, u32)) -> Result<()> {
             }
             text.into_bytes()
         }
-        Some("png") => {
+        Kind::Png => {
             let mut raster = Raster::new(size);
             {
                 let area = (&mut raster).into_drawing_area();
@@ -40,7 +61,6 @@ fn save(figure: &impl Figure, path: &Path, size: (u32, u32)) -> Result<()> {
             }
             raster.encode()?
         }
-        _ => bail!("a plot is an .svg or a .png file, not {}", path.display()),
     };
     std::fs::write(path, bytes).map_err(|error| anyhow!("cannot write {}: {error}", path.display()))
 }
@@ -173,11 +193,37 @@ pub(super) struct Curve {
 impl Curves<'_> {
     /// Writes the curves, over a logarithmic ordinate, to an .svg or .png file.
     pub(super) fn save(&self, path: &Path) -> Result<()> {
-        let points = self.series.iter().flat_map(|curve| &curve.points);
-        if !points.clone().any(|point| point.1 > 0.0) {
+        if !self.has_points() {
             bail!("there is nothing to draw in {}", path.display());
         }
         save(self, path, (760, 480))
+    }
+
+    fn has_points(&self) -> bool {
+        self.series.iter().flat_map(|curve| &curve.points).any(|point| point.1 > 0.0)
+    }
+}
+
+/// Several plots beside each other.
+pub(super) struct Panels<'a>(pub(super) Vec<Curves<'a>>);
+
+impl Panels<'_> {
+    /// Writes the plots to one .svg or .png file.
+    pub(super) fn save(&self, path: &Path) -> Result<()> {
+        if self.0.iter().any(|curves| !curves.has_points()) {
+            bail!("there is nothing to draw in {}", path.display());
+        }
+        save(self, path, (560 * self.0.len() as u32, 480))
+    }
+}
+
+impl Figure for Panels<'_> {
+    fn draw<DB: DrawingBackend>(
+        &self,
+        area: &DrawingArea<DB, Shift>,
+    ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
+        let areas = area.split_evenly((1, self.0.len()));
+        self.0.iter().zip(&areas).try_for_each(|(curves, area)| curves.draw(area))
     }
 }
 

@@ -149,7 +149,7 @@ impl Task for Benchmark {
         let cache = LastLevelCache::of_system(threads);
         let (isa, device) = (options.device.isa()?, backend.capabilities().device);
         let mut report = Report::new(
-            options.common.json.clone(),
+            options.common.report.json.clone(),
             json!({
                 "backend": backend.capabilities().name,
                 "isa": isa,

@@ -119,7 +119,7 @@ impl Task for Benchmark {
         let (name, isa) = (backend.capabilities().name, options.device.isa()?);
         let llama = options.model.load(backend, &checkpoint)?;
         let report = Report::new(
-            options.common.json.clone(),
+            options.common.report.json.clone(),
             json!({
                 "backend": name,
                 "isa": isa,

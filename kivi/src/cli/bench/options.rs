@@ -125,7 +125,7 @@ impl FromStr for JsonTarget {
     }
 }
 
-/// Options that both benchmarks have.
+/// Options that the benchmarks of one step have.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CommonOptions {
     /// Elements that share a scale and a zero: 16, 32, 64 or 128.
@@ -149,9 +149,23 @@ pub(super) struct CommonOptions {
         value_name = "S"
     )]
     sink_length: usize,
+    #[command(flatten)]
+    pub(super) report: ReportOptions,
+}
+
+/// Options that say where the results go.
+#[derive(Args, Clone, Debug)]
+pub(super) struct ReportOptions {
     /// Write one JSON object to FILE, or to standard output instead of the table (-).
     #[arg(long, env = "KIVI_JSON", default_value = "no", hide_default_value = true, num_args = 0..=1, default_missing_value = "-", value_name = "FILE")]
     pub(super) json: JsonTarget,
+}
+
+impl ReportOptions {
+    /// Whether standard output is for the JSON object alone.
+    pub(super) fn quiet(&self) -> bool {
+        self.json == JsonTarget::Stdout
+    }
 }
 
 impl CommonOptions {
@@ -168,7 +182,7 @@ impl CommonOptions {
 
     /// Whether standard output is for the JSON object alone.
     pub(super) fn quiet(&self) -> bool {
-        self.json == JsonTarget::Stdout
+        self.report.quiet()
     }
 }
 

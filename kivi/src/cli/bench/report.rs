@@ -26,6 +26,12 @@ impl Report {
         Ok(report)
     }
 
+    /// Adds a field to the header, or replaces it.
+    pub(super) fn note(&mut self, key: &str, value: Value) -> Result<()> {
+        self.header[key] = value;
+        self.write_file()
+    }
+
     pub(super) fn push(&mut self, row: Value) -> Result<()> {
         self.rows.push(row);
         self.write_file()
@@ -68,16 +74,19 @@ pub(super) struct Percentiles {
 }
 
 impl Percentiles {
-    /// Of at least one sample; between two of them linearly.
+    /// Of at least one sample.
     pub(super) fn of(mut samples: Vec<f64>) -> Self {
         samples.sort_unstable_by(f64::total_cmp);
-        let at = |share: f64| {
-            let position = share * (samples.len() - 1) as f64;
-            let (low, high) = (position.floor() as usize, position.ceil() as usize);
-            samples[low] + (samples[high] - samples[low]) * position.fract()
-        };
+        let at = |share| percentile(&samples, share);
         Self { p10: at(0.1), median: at(0.5), p90: at(0.9) }
     }
+}
+
+/// A share of at least one sample in ascending order lies below this; between two of them linearly.
+pub(super) fn percentile(samples: &[f64], share: f64) -> f64 {
+    let position = share * (samples.len() - 1) as f64;
+    let (low, high) = (position.floor() as usize, position.ceil() as usize);
+    samples[low] + (samples[high] - samples[low]) * position.fract()
 }
 
 #[cfg(test)]
