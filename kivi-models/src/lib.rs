@@ -1,5 +1,6 @@
 //! Model files, tokenizers, chat templates, architectures and sampling of kivi.
 
+mod beam;
 mod cache_plan;
 pub mod chat;
 pub mod checkpoint;
@@ -13,6 +14,7 @@ mod session;
 pub mod text;
 pub mod tokenizer;
 
+pub use beam::{Beam, BeamOptions};
 pub use cache_plan::{CachePlan, LayerFormats};
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;
