@@ -3,8 +3,10 @@
 mod attention;
 mod generate;
 mod layers;
+mod lookup;
 mod options;
 mod oracle;
+mod prefix;
 mod reading;
 mod report;
 mod shape;
@@ -28,6 +30,10 @@ enum What {
     Generate(Box<generate::BenchGenerate>),
     /// Many requests at once, with as many sequences as fit a number of bytes.
     Throughput(Box<throughput::BenchThroughput>),
+    /// Time to the first token of a prompt whose beginning is kept, beside one that is not.
+    Prefix(Box<prefix::BenchPrefix>),
+    /// Generation with drafts by prompt lookup, beside generation without.
+    Lookup(Box<lookup::BenchLookup>),
 }
 
 impl Bench {
@@ -36,6 +42,8 @@ impl Bench {
             What::Attention(attention) => attention.execute(),
             What::Generate(generate) => generate.execute(),
             What::Throughput(throughput) => throughput.execute(),
+            What::Prefix(prefix) => prefix.execute(),
+            What::Lookup(lookup) => lookup.execute(),
         }
     }
 }
