@@ -175,7 +175,7 @@ impl<B: DecoderBackend> Engine<B> {
     }
 
     /// Bytes of a prompt while its largest segment is open.
-    fn prefill_bytes(&self, prompt: usize) -> usize {
+    pub(crate) fn prefill_bytes(&self, prompt: usize) -> usize {
         let state = self.session.state();
         let spec = state.spec();
         let open = spec.config().segment_tokens().unwrap_or(prompt).min(prompt);

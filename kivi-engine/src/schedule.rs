@@ -11,7 +11,7 @@ use crate::{
     prefix::PrefixKey,
     swap::Swapped,
 };
-use kivi_core::{DecoderBackend, SequenceId, StepRequest};
+use kivi_core::{DecoderBackend, SequenceId, StepRequest, memory};
 use std::{collections::HashSet, ops::Range, sync::Arc};
 
 /// What one branch does in a step.
@@ -325,14 +325,26 @@ impl<B: DecoderBackend> Engine<B> {
                 }
                 Admission::WholeAnswer => {
                     let whole = self.predict(self.longest(&branch.shared.request));
+                    // A prompt may take more while it is computed than the answer at its end.
+                    let peak = match cached < branch.prompt_len() {
+                        true => whole.max(self.prefill_bytes(branch.prompt_len())),
+                        false => whole,
+                    };
                     // Samples that have not branched out yet.
                     let samples =
                         if branch.answered() == 0 { branch.shared.request.samples - 1 } else { 0 };
-                    whole.saturating_sub(self.predict(cached)) + samples * whole
+                    peak.saturating_sub(self.held(sequence)) + samples * whole
                 }
             }
         };
         self.running().map(of).sum()
+    }
+
+    /// Bytes allocated for a sequence, shared pages included; nothing before its first step.
+    fn held(&self, sequence: SequenceId) -> usize {
+        let state = self.session.state();
+        let usage = |layout| memory::of_sequence(state.spec(), state.policy().as_ref(), &layout);
+        state.layout(sequence).map_or(0, |layout| usage(layout).allocated())
     }
 
     /// Gives a waiting branch a sequence if the pool has room for what [`Admission`] asks for: its own
@@ -357,7 +369,8 @@ impl<B: DecoderBackend> Engine<B> {
                 }
                 Admission::WholeAnswer => {
                     let samples = shared.request.samples - id.sample;
-                    self.predict(self.longest(&shared.request)) * samples
+                    let whole = self.predict(self.longest(&shared.request));
+                    (whole * samples).max(self.prefill_bytes(shared.request.prompt.len()))
                 }
             };
             if let Some((segments, _)) = found {

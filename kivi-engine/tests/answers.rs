@@ -150,6 +150,33 @@ fn every_way_to_run_an_engine() {
     }
 }
 
+/// All at once, with prompts that take more room while they are computed than their answers at the
+/// end: the sequences that begin together must leave room for each other.
+#[test]
+fn nothing_gives_way_to_whole_answers_that_were_promised_room() {
+    let model = model(1);
+    let config = small().segment_tokens(Some(256)).build().unwrap();
+    let mut random = Random::new(9);
+    let requests: Vec<_> = (0..16).map(|_| Request::new(random.tokens(150), 60)).collect();
+    let whole = bytes(&model, &config, 210);
+    for sequences in [3, 5, 8] {
+        let builder = engine(&model, &config).kv_memory(sequences * whole + whole / 2);
+        let mut engine =
+            builder.admission(Admission::WholeAnswer).step_tokens(512).build().unwrap();
+        let events: Vec<_> =
+            requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+        while engine.step().unwrap() {
+            engine.audit().unwrap();
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.swapped_out, stats.forgotten), (0, 0), "{sequences}: {stats:?}");
+        assert!((2..=sequences).contains(&stats.max_running), "{sequences}: {stats:?}");
+        for (request, events) in requests.iter().zip(events) {
+            assert_eq!(events.collect_now().unwrap(), alone(&model, &config, request));
+        }
+    }
+}
+
 #[test]
 fn a_shared_prefix_is_computed_once() {
     let model = model(1);

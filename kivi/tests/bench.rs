@@ -314,7 +314,7 @@ fn wrong_options_of_throughput() {
         (&["--requests", "0"], &["--requests", "'0'"]),
         (&["--input", "5"], &["--output"]),
         (&["--output", "5"], &["--input"]),
-        (&["--arrivals", "-1"], &["--arrivals", "requests per second"]),
+        (&["--arrivals", "0"], &["--arrivals", "requests per second"]),
         (&["--admission", "all"], &["prompt, whole-answer"]),
     ] {
         let output = kivi(&[&base[..], options].concat());
