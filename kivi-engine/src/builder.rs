@@ -4,6 +4,10 @@ use crate::{Engine, Error, Lookup, Result, engine::Options};
 use kivi_core::{CacheConfig, DecoderBackend, LayerSpec, PoolSpec};
 use kivi_models::{Llama, Session, tokenizer::Tokenizer};
 
+/// Tokens of a prompt that see each other in full precision where the engine chooses the cache; shared
+/// prefixes end where these segments do.
+pub const SEGMENT_TOKENS: usize = 512;
+
 /// What a sequence must find room for before it begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
@@ -146,7 +150,7 @@ impl<B: DecoderBackend> EngineBuilder<B> {
             Some(cache) => cache,
             None => {
                 let rollback = lookup.map_or(0, |lookup| lookup.draft_tokens);
-                let builder = CacheConfig::builder().segment_tokens(Some(512));
+                let builder = CacheConfig::builder().segment_tokens(Some(SEGMENT_TOKENS));
                 let config = builder.rollback_length(rollback).build()?;
                 let layers = model.cache_layers(&config);
                 (config, layers)

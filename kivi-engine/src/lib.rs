@@ -43,7 +43,7 @@ mod schedule;
 mod stats;
 mod swap;
 
-pub use builder::{Admission, EngineBuilder, Preemption};
+pub use builder::{Admission, EngineBuilder, Preemption, SEGMENT_TOKENS};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use event::{Completion, Event, Events, FinishReason};

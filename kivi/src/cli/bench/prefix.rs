@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use kivi::{
     CacheConfig, DecoderBackend, NamedCache,
-    engine::{Engine, Event, Request},
+    engine::{Engine, Event, Request, SEGMENT_TOKENS},
     models::Checkpoint,
 };
 use serde_json::json;
@@ -47,9 +47,6 @@ pub(in crate::cli) struct BenchPrefix {
     #[command(flatten)]
     report: ReportOptions,
 }
-
-/// Tokens of a prompt that see each other in full precision; prefixes are kept where they end.
-pub(super) const SEGMENT_TOKENS: usize = 512;
 
 /// The cache of an engine: by name, or the model's.
 pub(super) fn engine_cache(

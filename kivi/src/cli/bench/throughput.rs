@@ -23,7 +23,7 @@ use clap::{Args, ValueEnum, builder::FalseyValueParser};
 use indicatif::ProgressBar;
 use kivi::{
     CacheConfig, DecoderBackend, Format, NamedCache,
-    engine::{Admission, Engine, Lookup, Preemption},
+    engine::{Admission, Engine, Lookup, Preemption, SEGMENT_TOKENS},
     models::{Checkpoint, Llama},
 };
 use row::Row;
@@ -87,10 +87,6 @@ enum PreemptionName {
     Swap,
     Recompute,
 }
-
-/// Tokens of a prompt that see each other in full precision, and that prompts share: at least so
-/// many, a multiple of the residual length. The engine's own default.
-const SEGMENT_TOKENS: usize = 512;
 
 impl BenchThroughput {
     pub(in crate::cli) fn execute(mut self) -> Result<()> {
