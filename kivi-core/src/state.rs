@@ -184,6 +184,17 @@ impl CacheState {
         (0..self.spec.group_count()).map(pages).sum::<usize>() + slots.sum::<usize>()
     }
 
+    /// Bytes allocated for one sequence: its pages, shared ones included, and its slot, which it has
+    /// from its first step on.
+    ///
+    /// # Errors
+    /// When the sequence is unknown.
+    pub fn sequence_bytes(&self, id: SequenceId) -> Result<usize> {
+        let sequence = self.get("sequence bytes", id)?;
+        let pages = sequence.page_refs().into_iter().map(|page| self.spec.page_bytes(page.group));
+        Ok(pages.sum::<usize>() + sequence.slot_bytes(&self.spec))
+    }
+
     /// What a step takes for one of its sequences. Those of a batch add up; a page that several of
     /// them would copy is counted for each, although the last of its users keeps it.
     ///

@@ -48,6 +48,11 @@ struct Known {
     has_slot: bool,
 }
 
+/// Bytes of the slots and pages of one sequence that shares nothing.
+fn alone(state: &CacheState, known: &Known) -> usize {
+    count(state, std::slice::from_ref(known)).1
+}
+
 /// Counts pages, slots and bytes from the layouts of all sequences.
 fn count(state: &CacheState, known: &[Known]) -> (Vec<HashSet<PageId>>, usize) {
     let spec = state.spec();
@@ -184,6 +189,9 @@ proptest! {
             let (pages, bytes) = count(&state, &known);
             prop_assert_eq!(state.sequence_count(), known.len());
             prop_assert_eq!(state.allocated_bytes(), bytes);
+            for known in &known {
+                prop_assert_eq!(state.sequence_bytes(known.id).unwrap(), alone(&state, known));
+            }
             for (group, pages) in pages.iter().enumerate() {
                 prop_assert_eq!(state.used_pages(group), pages.len());
                 prop_assert_eq!(state.free_pages(group), 40 - pages.len());

@@ -11,7 +11,7 @@ use crate::{
     prefix::PrefixKey,
     swap::Swapped,
 };
-use kivi_core::{DecoderBackend, SequenceId, StepRequest, memory};
+use kivi_core::{DecoderBackend, SequenceId, StepRequest};
 use std::{collections::HashSet, ops::Range, sync::Arc};
 
 /// What one branch does in a step.
@@ -42,6 +42,13 @@ struct Batch {
     rows: usize,
     /// Whether somebody had to give way.
     preempted: bool,
+}
+
+impl Batch {
+    /// Whether the step computes the last known token of a branch.
+    fn completes(&self, id: BranchId) -> bool {
+        self.works.iter().any(|work| work.branch == id && !work.sampled.is_empty())
+    }
 }
 
 impl<B: DecoderBackend> Engine<B> {
@@ -310,7 +317,7 @@ impl<B: DecoderBackend> Engine<B> {
 
     /// Bytes that running branches are going to take beyond what is allocated, as far as
     /// [`Admission`] looks ahead, and one page for each.
-    fn promised(&self) -> usize {
+    fn promised(&self, batch: &Batch) -> usize {
         let state = self.session.state();
         let spec = state.spec();
         let page: usize = (0..spec.group_count()).map(|group| spec.page_bytes(group)).sum();
@@ -318,40 +325,34 @@ impl<B: DecoderBackend> Engine<B> {
             let Some(branch) = self.branches.get(&id) else { return 0 };
             let missing = self.missing(branch, sequence);
             let cached = branch.tokens.len() - missing;
+            let held = state.sequence_bytes(sequence).unwrap_or_default();
             match self.options.admission {
                 Admission::Prompt if missing == 1 => page,
-                Admission::Prompt => {
-                    page + self.predict(branch.tokens.len()).saturating_sub(self.predict(cached))
-                }
+                Admission::Prompt => page + self.predict(branch.tokens.len()).saturating_sub(held),
                 Admission::WholeAnswer => {
                     let whole = self.predict(self.longest(&branch.shared.request));
-                    // A prompt may take more while it is computed than the answer at its end.
-                    let peak = match cached < branch.prompt_len() {
-                        true => whole.max(self.prefill_bytes(branch.prompt_len())),
+                    // A prompt may take more while it is computed than the answer at its end. Where
+                    // this step completes it, the step counts that.
+                    let prompt = branch.prompt_len();
+                    let peak = match cached < prompt && !batch.completes(id) {
+                        true => whole.max(self.prefill_bytes(prompt)),
                         false => whole,
                     };
                     // Samples that have not branched out yet.
                     let samples =
                         if branch.answered() == 0 { branch.shared.request.samples - 1 } else { 0 };
-                    peak.saturating_sub(self.held(sequence)) + samples * whole
+                    peak.saturating_sub(held) + samples * whole
                 }
             }
         };
         self.running().map(of).sum()
     }
 
-    /// Bytes allocated for a sequence, shared pages included; nothing before its first step.
-    fn held(&self, sequence: SequenceId) -> usize {
-        let state = self.session.state();
-        let usage = |layout| memory::of_sequence(state.spec(), state.policy().as_ref(), &layout);
-        state.layout(sequence).map_or(0, |layout| usage(layout).allocated())
-    }
-
     /// Gives a waiting branch a sequence if the pool has room for what [`Admission`] asks for: its own
     /// from host memory, a shared prefix, or an empty one.
     fn begin(&mut self, id: BranchId, batch: &mut Batch) -> Result<bool> {
         let alone = self.running().next().is_none();
-        let promised = self.promised().max(batch.growth);
+        let promised = self.promised(batch).max(batch.growth);
         loop {
             let Some(branch) = self.branches.get(&id) else { return Ok(false) };
             let shared = Arc::clone(&branch.shared);
@@ -359,6 +360,7 @@ impl<B: DecoderBackend> Engine<B> {
                 None => self.prefixes.longest(&shared.keys),
                 Some(_) => None,
             };
+            let allocated = self.session.state().allocated_bytes();
             let needed = match self.options.admission {
                 Admission::Prompt => {
                     let held = found.map_or(0, |(segments, _)| self.boundary(segments - 1));
@@ -369,14 +371,20 @@ impl<B: DecoderBackend> Engine<B> {
                 }
                 Admission::WholeAnswer => {
                     let samples = shared.request.samples - id.sample;
-                    let whole = self.predict(self.longest(&shared.request));
-                    (whole * samples).max(self.prefill_bytes(shared.request.prompt.len()))
+                    let answers = self.predict(self.longest(&shared.request)) * samples;
+                    let prompt = self.prefill_bytes(shared.request.prompt.len());
+                    let one_step = self.segment_end(0).min(batch.rows) >= branch.tokens.len();
+                    if one_step && allocated + batch.growth + prompt <= self.kv_memory {
+                        // What the prompt takes is gone before the others grow.
+                        answers
+                    } else {
+                        answers.max(prompt)
+                    }
                 }
             };
             if let Some((segments, _)) = found {
                 self.prefixes.touch(&shared.keys, segments);
             }
-            let allocated = self.session.state().allocated_bytes();
             if allocated + promised + needed <= self.kv_memory {
                 return self.materialize(id, found).map(|()| true);
             }
