@@ -167,7 +167,9 @@ fn forks<B: CacheBackend>(backend: &B) {
         let original = pool.state.create_sequence().unwrap();
         pool.append(original, &first, tokens, 1);
         let fork = pool.state.fork(original).unwrap();
-        backend.copy_slot(&mut pool.cache, original.slot(), &pool.state.layout(fork).unwrap()).unwrap();
+        backend
+            .copy_slot(&mut pool.cache, original.slot(), &pool.state.layout(fork).unwrap())
+            .unwrap();
         // In turns, so that each writes to what the other shares.
         let (mut found_a, mut found_b) = (Vec::new(), Vec::new());
         for _ in 0..10 {

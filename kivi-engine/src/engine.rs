@@ -30,6 +30,9 @@ pub(crate) struct Options {
     pub(crate) prefix_sharing: bool,
 }
 
+/// Most answers to one prompt: each is a sequence with books of its own, cached or not.
+const MAX_SAMPLES: usize = 1024;
+
 /// Runs a model for many requests at once over one pool of cache pages; see the
 /// [crate](crate) for how.
 ///
@@ -122,6 +125,10 @@ impl<B: DecoderBackend> Engine<B> {
         let (prompt, context) = (request.prompt.len(), self.options.context);
         if prompt == 0 || request.max_tokens == 0 || request.samples == 0 {
             return Err(Error::request("prompt, max_tokens and samples must not be empty or 0"));
+        }
+        if request.samples > MAX_SAMPLES {
+            let reason = format!("{} samples, more than {MAX_SAMPLES}", request.samples);
+            return Err(Error::request(reason));
         }
         if prompt >= context {
             let reason = format!("a prompt of {prompt} tokens in a context of {context}");
@@ -425,7 +432,10 @@ impl<B: DecoderBackend> Engine<B> {
                 && self.running().count() < self.options.max_running
                 && self.find_room(slot)?
             {
-                branch.sequence = Some(self.session.fork(sequence)?);
+                match self.session.fork(sequence) {
+                    Ok(fork) => branch.sequence = Some(fork),
+                    Err(error) => return self.fail(first.request, &Arc::new(error.into())),
+                }
             }
             let ended = branch.take(sample, &mut logits.to_vec(), self.options.context);
             self.stats.generated_tokens += branch.answered() as u64;

@@ -11,7 +11,7 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// At most so many tokens in each answer; at least 1.
     pub max_tokens: usize,
-    /// Answers to the same prompt, which is computed once; at least 1. Sample `i` draws from the seed
+    /// Answers to the same prompt, which is computed once; 1 to 1,024. Sample `i` draws from the seed
     /// plus `i`.
     pub samples: usize,
     /// How tokens are chosen; greedy by default.

@@ -438,8 +438,10 @@ impl<B: DecoderBackend> Engine<B> {
             return Ok(());
         };
         self.prefixes.touch(&shared.keys, depth);
-        if self.find_room(self.compact_bytes(cached))? {
-            self.insert_prefix(shared.keys[depth], depth, work.sequence)?;
+        if self.find_room(self.compact_bytes(cached))?
+            && let Err(error) = self.insert_prefix(shared.keys[depth], depth, work.sequence)
+        {
+            tracing::warn!("cannot keep a prefix of {cached} tokens: {error}");
         }
         Ok(())
     }

@@ -258,6 +258,9 @@ fn wrong_requests_are_refused() {
     let unknown = "invalid request: token 264 of a vocabulary of 264";
     assert_eq!(message(Request::new(vec![1, 264], 5)), unknown);
     let mut request = Request::new(vec![1], 5);
+    request.samples = 1025;
+    assert_eq!(message(request), "invalid request: 1025 samples, more than 1024");
+    let mut request = Request::new(vec![1], 5);
     request.stop_strings = vec!["x".into()];
     let stop = "invalid request: stop strings need an engine with a tokenizer";
     assert_eq!(message(request), stop);

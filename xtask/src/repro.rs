@@ -120,8 +120,11 @@ impl Repro {
     /// Prints a table and writes it where it was asked for.
     fn publish(&self, title: &str, lines: &[String]) -> Check {
         let mut text = format!("## {title}\n\nOurs: {} on WikiText-2", self.model);
-        text +=
-            " and GSM8K where those are named; the paper's figures are of the models it names.\n\n";
+        text += " and GSM8K where those are named; the paper's figures are of the models it names.";
+        if let Some(limit) = self.limit {
+            text += &format!(" Limited to {limit} chunks of text, or questions.");
+        }
+        text += "\n\n";
         for line in lines {
             text += line;
             text.push('\n');
