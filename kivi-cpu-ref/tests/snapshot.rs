@@ -74,7 +74,7 @@ impl CacheBackend for Failing {
         CpuRef.release(cache, layer, plan)
     }
 
-    fn copy_slot(&self, cache: &mut Cache, from: usize, to: usize) -> Result<()> {
+    fn copy_slot(&self, cache: &mut Cache, from: usize, to: &SequenceLayout) -> Result<()> {
         CpuRef.copy_slot(cache, from, to)
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct Branch {
     pub(crate) sequence: Option<SequenceId>,
     /// Its cache in host memory.
     pub(crate) swapped: Option<Swapped>,
+    /// Whether it had to give way before.
+    pub(crate) gave_way: bool,
     /// Whether its prompt was announced.
     pub(crate) started: bool,
     pub(crate) sampler: Sampler,

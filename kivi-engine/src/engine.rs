@@ -163,6 +163,7 @@ impl<B: DecoderBackend> Engine<B> {
             shared: Arc::clone(shared),
             sequence: None,
             swapped: None,
+            gave_way: false,
             started: false,
             sampler: Sampler::new(sampling)?,
             stop,

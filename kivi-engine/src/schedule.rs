@@ -223,6 +223,7 @@ impl<B: DecoderBackend> Engine<B> {
         }
         if let Some(branch) = self.branches.get_mut(&id) {
             branch.swapped = swapped;
+            branch.gave_way = true;
         }
         self.release(sequence)
     }
@@ -365,7 +366,13 @@ impl<B: DecoderBackend> Engine<B> {
                 Admission::Prompt => {
                     let held = found.map_or(0, |(segments, _)| self.boundary(segments - 1));
                     let room = self.session.state().spec().slot_bytes(self.full_room());
-                    let all = self.predict(branch.tokens.len());
+                    // Whoever gave way once comes back when its whole answer fits, lest it go to and
+                    // fro for every page.
+                    let tokens = match branch.gave_way {
+                        true => self.longest(&shared.request),
+                        false => branch.tokens.len(),
+                    };
+                    let all = self.predict(tokens);
                     // Its pages; those that are written to are copied, which is a few.
                     all - (self.predict(held) - room).min(all)
                 }
