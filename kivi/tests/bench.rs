@@ -241,7 +241,8 @@ fn throughput_rows() {
         // Whole answers are promised, so that no more run at once than fit, and none gives way.
         let largest = number(row, "max_batch");
         assert!(largest >= 1.0 && largest <= fit.min(6.0), "{row}");
-        assert!(number(row, "mean_batch") <= largest);
+        // A mean of equal numbers is rounded.
+        assert!(number(row, "mean_batch") <= largest * (1.0 + 1e-12), "{row}");
         assert_eq!((number(row, "swapped_out"), number(row, "recomputed")), (0.0, 0.0));
         assert!(number(row, "peak_cache_bytes") <= budget);
         let rate = number(row, "tokens_per_second");
