@@ -17,7 +17,6 @@ use crate::{
     CacheConfig, CanonicalLayer, Error, FullTokens, KeyValue, LayerSpec, PackedValues, PoolSpec,
     Result, Rope, SequenceLayout, StoreDtype, words_for,
 };
-use half::{bf16, f16};
 
 /// The first bytes of a file. The first one is no text, and what a transfer as text would change
 /// follows.
@@ -191,12 +190,7 @@ fn check_padding(values: &PackedValues) -> Result<()> {
 
 /// Whether storing `x` loses nothing.
 fn is_stored(store: StoreDtype, x: f32) -> bool {
-    let stored = match store {
-        StoreDtype::F16 => f16::from_f32(x).to_f32(),
-        StoreDtype::Bf16 => bf16::from_f32(x).to_f32(),
-        StoreDtype::F32 => x,
-    };
-    stored.to_bits() == x.to_bits()
+    store.round(x).to_bits() == x.to_bits()
 }
 
 /// The arrays of full-precision tokens from position `first` on.

@@ -361,34 +361,8 @@ impl<B: DecoderBackend> Engine<B> {
                 None => self.prefixes.longest(&shared.keys),
                 Some(_) => None,
             };
+            let needed = self.needed(id, branch, found.map(|(segments, _)| segments), batch);
             let allocated = self.session.state().allocated_bytes();
-            let needed = match self.options.admission {
-                Admission::Prompt => {
-                    let held = found.map_or(0, |(segments, _)| self.boundary(segments - 1));
-                    let room = self.session.state().spec().slot_bytes(self.full_room());
-                    // Whoever gave way once comes back when its whole answer fits, lest it go to and
-                    // fro for every page.
-                    let tokens = match branch.gave_way {
-                        true => self.longest(&shared.request),
-                        false => branch.tokens.len(),
-                    };
-                    let all = self.predict(tokens);
-                    // Its pages; those that are written to are copied, which is a few.
-                    all - (self.predict(held) - room).min(all)
-                }
-                Admission::WholeAnswer => {
-                    let samples = shared.request.samples - id.sample;
-                    let answers = self.predict(self.longest(&shared.request)) * samples;
-                    let prompt = self.prefill_bytes(shared.request.prompt.len());
-                    let one_step = self.segment_end(0).min(batch.rows) >= branch.tokens.len();
-                    if one_step && allocated + batch.growth + prompt <= self.kv_memory {
-                        // What the prompt takes is gone before the others grow.
-                        answers
-                    } else {
-                        answers.max(prompt)
-                    }
-                }
-            };
             if let Some((segments, _)) = found {
                 self.prefixes.touch(&shared.keys, segments);
             }
@@ -401,6 +375,32 @@ impl<B: DecoderBackend> Engine<B> {
                     return self.materialize(id, None).map(|()| true);
                 }
                 return Ok(false);
+            }
+        }
+    }
+
+    /// Bytes that a waiting branch must find room for, whose first `shared` segments are kept.
+    fn needed(&self, id: BranchId, branch: &Branch, shared: Option<usize>, batch: &Batch) -> usize {
+        let request = &branch.shared.request;
+        let longest = self.longest(request);
+        let state = self.session.state();
+        match self.options.admission {
+            Admission::Prompt => {
+                // Whoever gave way once comes back when its whole answer fits, lest it go to and fro
+                // for every page.
+                let tokens = if branch.gave_way { longest } else { branch.tokens.len() };
+                let all = self.predict(tokens);
+                // Without the shared pages; those that are written to are copied, which is a few.
+                let held = shared.map_or(0, |segments| self.boundary(segments - 1));
+                all - (self.predict(held) - state.spec().slot_bytes(self.full_room())).min(all)
+            }
+            Admission::WholeAnswer => {
+                let answers = self.predict(longest) * (request.samples - id.sample);
+                let prompt = self.prefill_bytes(request.prompt.len());
+                let one_step = self.segment_end(0).min(batch.rows) >= branch.tokens.len();
+                let during = state.allocated_bytes() + batch.growth + prompt;
+                // What a prompt takes that is computed in this step is gone before the others grow.
+                if one_step && during <= self.kv_memory { answers } else { answers.max(prompt) }
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Sequences in host memory.
 
 use crate::Result;
-use kivi_core::{DecoderBackend, SequenceId, Snapshot};
-use kivi_models::Session;
+use kivi_core::{DecoderBackend, Error as CoreError, SequenceId, Snapshot};
+use kivi_models::{Error as ModelError, Session};
 
 /// A sequence that was swapped out: its packed pages and full-precision tokens in canonical form.
 #[derive(Debug)]
@@ -10,19 +10,17 @@ pub(crate) struct Swapped(Snapshot);
 
 impl Swapped {
     /// Copies a sequence that holds `tokens` to the host; `None` if it could not be restored exactly: a
-    /// truncation has left fewer full-precision copies than a restored sequence would have.
+    /// truncation has left fewer full-precision copies than a restored sequence would have, say.
     pub(crate) fn out<B: DecoderBackend>(
         session: &Session<B>,
         id: SequenceId,
         tokens: &[u32],
     ) -> Result<Option<Self>> {
-        let layout = session.state().layout(id)?;
-        let policy = session.state().policy();
-        let closed = (policy.packed(layout.tokens), policy.kept(layout.tokens));
-        if (layout.packed, layout.kept) != closed {
-            return Ok(None);
+        match session.snapshot(id, tokens) {
+            Ok(snapshot) => Ok(Some(Self(snapshot))),
+            Err(ModelError::Core(CoreError::InvalidRequest { .. })) => Ok(None),
+            Err(error) => Err(error.into()),
         }
-        Ok(Some(Self(session.snapshot(id, tokens)?)))
     }
 
     /// Brings it back as a new sequence.

@@ -1,6 +1,7 @@
 //! `kivi bench`: speeds, each with the bytes that were read and a check of the answer.
 
 mod attention;
+mod engine;
 mod generate;
 mod layers;
 mod lookup;

@@ -1,18 +1,16 @@
 //! `kivi bench lookup`: what prompt lookup brings.
 
-use super::{options::ReportOptions, prefix::engine_cache, report::Report};
-use crate::cli::{
-    cache::LengthOptions,
-    device::{self, DeviceOptions, Task},
-    model::{self, ModelOptions},
-    output,
+use super::{
+    engine::{EngineOptions, Ready},
+    options::count,
 };
+use crate::cli::{device::Task, eval::text::read_text, model, output};
 use anyhow::{Result, bail};
 use clap::Args;
 use kivi::{
-    DecoderBackend, NamedCache,
-    engine::{Engine, EngineStats, Lookup, Request},
-    models::{Checkpoint, Llama},
+    DecoderBackend,
+    engine::{EngineStats, Lookup, Request},
+    models::Checkpoint,
 };
 use serde_json::json;
 use std::{path::PathBuf, time::Instant};
@@ -24,31 +22,23 @@ use std::{path::PathBuf, time::Instant};
 #[derive(Args, Debug)]
 pub(in crate::cli) struct BenchLookup {
     #[command(flatten)]
-    model: ModelOptions,
-    /// Cache by name, as kivi run takes it [default: the model's].
-    #[arg(long, env = "KIVI_CACHE", value_name = "NAME")]
-    cache: Option<NamedCache>,
-    #[command(flatten)]
-    layout: LengthOptions,
+    engine: EngineOptions,
     /// The prompt; without it a short text, three times over.
     #[arg(long, env = "KIVI_FILE")]
     file: Option<PathBuf>,
     /// Tokens to generate.
-    #[arg(long, env = "KIVI_GENERATE", default_value_t = 2000, value_name = "TOKENS")]
+    #[arg(long, env = "KIVI_GENERATE", value_parser = count::<2, 16_777_216>, default_value_t = 2000, value_name = "TOKENS")]
     generate: usize,
     /// Tokens to propose at once.
     #[arg(
         long,
         env = "KIVI_DRAFT",
         value_delimiter = ',',
+        value_parser = count::<1, 4_096>,
         default_value = "4,8,16",
         value_name = "TOKENS,…"
     )]
     draft: Vec<usize>,
-    #[command(flatten)]
-    device: DeviceOptions,
-    #[command(flatten)]
-    report: ReportOptions,
 }
 
 const REPEATING: &str = "The kettle is on the stove, and the cat sleeps in the window. At nine the \
@@ -56,8 +46,8 @@ const REPEATING: &str = "The kettle is on the stove, and the cat sleeps in the w
 
 impl BenchLookup {
     pub(in crate::cli) fn execute(self) -> Result<()> {
-        let checkpoint = self.model.open(!self.report.quiet())?;
-        let device = self.device.clone();
+        let checkpoint = self.engine.model.open(!self.engine.report.quiet())?;
+        let device = self.engine.device.clone();
         device.run(Benchmark { options: self, checkpoint })
     }
 }
@@ -73,51 +63,30 @@ impl Task for Benchmark {
         let tokenizer = model::tokenizer(&checkpoint)?;
         let text = match &options.file {
             None => REPEATING.repeat(3),
-            Some(path) => std::fs::read_to_string(path)
-                .map_err(|error| anyhow::anyhow!("cannot read {}: {error}", path.display()))?,
+            Some(path) => read_text(path)?,
         };
         let mut request = Request::new(tokenizer.encode(&text, true, false)?, options.generate);
         request.forbidden = model::stop_tokens(&checkpoint, &tokenizer);
         let most = options.draft.iter().copied().max().unwrap_or_default();
-        let cache = engine_cache(options.cache, &options.layout, &checkpoint, most)?;
-        let llama = options.model.load(backend, &checkpoint)?;
-        let name = llama.backend().capabilities().name;
-        let mut report = Report::new(
-            options.report.json.clone(),
-            json!({
-                "backend": name,
-                "threads": rayon::current_num_threads(),
-                "model": options.model.model,
-                "cache": cache.describe(),
-                "prompt_tokens": request.prompt.len(),
-                "generated_tokens": options.generate,
-            }),
-        )?;
-        if !options.report.quiet() {
-            eprintln!(
-                "{}; {}; cache: {}; {} tokens of prompt",
-                options.model.model,
-                device::describe(&llama, &checkpoint),
-                cache.describe(),
-                request.prompt.len(),
-            );
-        }
-        let run = |lookup| {
-            let builder = Engine::builder(&llama).cache(cache.config.clone(), cache.layers.clone());
-            generate(&llama, builder.kv_memory(8 << 30), lookup, &request)
-        };
-        let plain = run(None)?;
+        let (prompt_tokens, generated_tokens) = (request.prompt.len(), options.generate);
+        let details =
+            json!({ "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens });
+        let mut ready = options.engine.prepare(backend, &checkpoint, most, details)?;
+        let plain = generate(&ready, None, &request)?;
         for draft in std::iter::once(0).chain(options.draft.iter().copied()) {
             let measured = match draft {
                 0 => plain.clone(),
-                _ => run(Some(Lookup { draft_tokens: draft, ..Lookup::default() }))?,
+                _ => {
+                    let lookup = Lookup { draft_tokens: draft, ..Lookup::default() };
+                    generate(&ready, Some(lookup), &request)?
+                }
             };
             if measured.tokens != plain.tokens {
                 bail!("wrong answer: with drafts of {draft} the tokens differ from those without");
             }
             let stats = &measured.stats;
             let (rate, ratio) = (measured.rate(), measured.rate() / plain.rate());
-            report.push(json!({
+            ready.report.push(json!({
                 "draft": draft,
                 "tokens_per_second": rate,
                 "ratio": ratio,
@@ -125,7 +94,7 @@ impl Task for Benchmark {
                 "drafted_tokens": stats.drafted_tokens,
                 "accepted_tokens": stats.accepted_tokens,
             }))?;
-            if !options.report.quiet() {
+            if !options.engine.report.quiet() {
                 output::print(&format!(
                     "drafts of {draft:2}: {rate:6.1} tokens/s, {ratio:.2} times; {} steps, {} of {} \
                      drafted tokens accepted\n",
@@ -133,7 +102,7 @@ impl Task for Benchmark {
                 ))?;
             }
         }
-        report.finish()
+        ready.report.finish()
     }
 }
 
@@ -152,12 +121,11 @@ impl Measured {
 }
 
 fn generate<B: DecoderBackend>(
-    llama: &Llama<B>,
-    builder: kivi::engine::EngineBuilder<B>,
+    ready: &Ready<B>,
     lookup: Option<Lookup>,
     request: &Request,
 ) -> Result<Measured> {
-    let builder = builder.context(llama.config().context_length);
+    let builder = ready.engine();
     let mut engine = match lookup {
         Some(lookup) => builder.lookup(lookup).build()?,
         None => builder.build()?,

@@ -1,17 +1,15 @@
 //! `kivi bench prefix`: what a shared prefix saves.
 
-use super::{options::ReportOptions, report::Report};
-use crate::cli::{
-    cache::{Cache, LengthOptions, default_cache},
-    device::{self, DeviceOptions, Task},
-    model::{self, ModelOptions},
-    output,
+use super::{
+    engine::{EngineOptions, Ready},
+    options::count,
 };
+use crate::cli::{device::Task, eval::text::read_tokens, model, output};
 use anyhow::{Result, bail};
 use clap::Args;
 use kivi::{
-    CacheConfig, DecoderBackend, NamedCache,
-    engine::{Engine, Event, Request, SEGMENT_TOKENS},
+    DecoderBackend,
+    engine::{Engine, Event, Request},
     models::Checkpoint,
 };
 use serde_json::json;
@@ -24,48 +22,25 @@ use std::{path::PathBuf, time::Instant};
 #[derive(Args, Debug)]
 pub(in crate::cli) struct BenchPrefix {
     #[command(flatten)]
-    model: ModelOptions,
-    /// Cache by name, as kivi run takes it [default: the model's].
-    #[arg(long, env = "KIVI_CACHE", value_name = "NAME")]
-    cache: Option<NamedCache>,
-    #[command(flatten)]
-    layout: LengthOptions,
+    engine: EngineOptions,
     /// A text to cut the prompts from.
     #[arg(long, env = "KIVI_FILE")]
     file: PathBuf,
     /// Tokens that the prompts have in common.
-    #[arg(long, env = "KIVI_SHARED_PREFIX", default_value_t = 4096, value_name = "TOKENS")]
+    #[arg(long, env = "KIVI_SHARED_PREFIX", value_parser = count::<0, 16_777_216>, default_value_t = 4096, value_name = "TOKENS")]
     shared_prefix: usize,
     /// Tokens that each has of its own.
-    #[arg(long, env = "KIVI_OWN", default_value_t = 16, value_name = "TOKENS")]
+    #[arg(long, env = "KIVI_OWN", value_parser = count::<1, 16_777_216>, default_value_t = 16, value_name = "TOKENS")]
     own: usize,
     /// Tokens of an answer.
-    #[arg(long, env = "KIVI_GENERATE", default_value_t = 32, value_name = "TOKENS")]
+    #[arg(long, env = "KIVI_GENERATE", value_parser = count::<1, 16_777_216>, default_value_t = 32, value_name = "TOKENS")]
     generate: usize,
-    #[command(flatten)]
-    device: DeviceOptions,
-    #[command(flatten)]
-    report: ReportOptions,
-}
-
-/// The cache of an engine: by name, or the model's.
-pub(super) fn engine_cache(
-    named: Option<NamedCache>,
-    layout: &LengthOptions,
-    checkpoint: &Checkpoint,
-    rollback: usize,
-) -> Result<Cache> {
-    let named = named.unwrap_or_else(|| default_cache(checkpoint.config()));
-    let builder = layout.apply(CacheConfig::builder().named(named)).rollback_length(rollback);
-    let residual = builder.clone().build()?.residual_length();
-    let segment = SEGMENT_TOKENS.checked_next_multiple_of(residual);
-    Ok(Cache::uniform(builder.segment_tokens(segment).build()?, checkpoint.config()))
 }
 
 impl BenchPrefix {
     pub(in crate::cli) fn execute(self) -> Result<()> {
-        let checkpoint = self.model.open(!self.report.quiet())?;
-        let device = self.device.clone();
+        let checkpoint = self.engine.model.open(!self.engine.report.quiet())?;
+        let device = self.engine.device.clone();
         device.run(Benchmark { options: self, checkpoint })
     }
 }
@@ -78,13 +53,10 @@ struct Benchmark {
 impl Task for Benchmark {
     fn run<B: DecoderBackend>(self, backend: B) -> Result<()> {
         let Self { options, checkpoint } = self;
-        let cache = engine_cache(options.cache, &options.layout, &checkpoint, 0)?;
         let tokenizer = model::tokenizer(&checkpoint)?;
-        let text = std::fs::read_to_string(&options.file)
-            .map_err(|error| anyhow::anyhow!("cannot read {}: {error}", options.file.display()))?;
-        let tokens = tokenizer.encode(&text, true, false)?;
+        let tokens = read_tokens(&options.file, &tokenizer)?;
         let (shared, own, generate) = (options.shared_prefix, options.own, options.generate);
-        if tokens.len() < shared + 2 * own || own == 0 || generate == 0 {
+        if tokens.len() < shared + 2 * own {
             bail!(
                 "{} has {} tokens, and a prefix of {shared} and two endings of {own} are needed",
                 options.file.display(),
@@ -102,48 +74,26 @@ impl Task for Benchmark {
             request
         };
 
-        let llama = options.model.load(backend, &checkpoint)?;
-        let name = llama.backend().capabilities().name;
-        let mut report = Report::new(
-            options.report.json.clone(),
-            json!({
-                "backend": name,
-                "threads": rayon::current_num_threads(),
-                "model": options.model.model,
-                "cache": cache.describe(),
-                "shared_prefix": shared,
-                "own": own,
-            }),
-        )?;
-        if !options.report.quiet() {
-            eprintln!(
-                "{}; {}; cache: {}",
-                options.model.model,
-                device::describe(&llama, &checkpoint),
-                cache.describe()
-            );
-        }
-        let engine = |share| {
-            let builder = Engine::builder(&llama).cache(cache.config.clone(), cache.layers.clone());
-            builder.kv_memory(8 << 30).prefix_sharing(share).build()
-        };
-        let mut keeping = engine(true)?;
+        let details = json!({ "shared_prefix": shared, "own": own });
+        let mut ready = options.engine.prepare(backend, &checkpoint, 0, details)?;
+        let engine = |ready: &Ready<B>, share| ready.engine().prefix_sharing(share).build();
+        let mut keeping = engine(&ready, true)?;
         let first = answer(&mut keeping, request(0))?;
         let hit = answer(&mut keeping, request(1))?;
-        let cold = answer(&mut engine(false)?, request(1))?;
+        let cold = answer(&mut engine(&ready, false)?, request(1))?;
         if hit.tokens != cold.tokens {
             bail!("wrong answer: with a shared prefix the tokens differ from those without");
         }
         let ratio = cold.first_token / hit.first_token;
         for (what, measured) in [("first", &first), ("hit", &hit), ("cold", &cold)] {
-            report.push(json!({
+            ready.report.push(json!({
                 "prompt": what,
                 "reused_tokens": measured.reused,
                 "time_to_first_token_ms": 1e3 * measured.first_token,
             }))?;
         }
-        report.note("ratio", json!(ratio))?;
-        if !options.report.quiet() {
+        ready.report.note("ratio", json!(ratio))?;
+        if !options.engine.report.quiet() {
             output::print(&format!(
                 "cold: {:.0} ms to the first token; with {} of {} tokens kept: {:.0} ms, {ratio:.1} \
                  times faster; {generate} equal tokens\n",
@@ -153,7 +103,7 @@ impl Task for Benchmark {
                 1e3 * hit.first_token,
             ))?;
         }
-        report.finish()
+        ready.report.finish()
     }
 }
 

@@ -7,6 +7,7 @@ mod serve;
 mod workload;
 
 use super::{
+    engine::engine_config,
     options::{ReportOptions, byte_size},
     report::{Report, progress},
 };
@@ -23,7 +24,7 @@ use clap::{Args, ValueEnum, builder::FalseyValueParser};
 use indicatif::ProgressBar;
 use kivi::{
     CacheConfig, DecoderBackend, Format, NamedCache,
-    engine::{Admission, Engine, Lookup, Preemption, SEGMENT_TOKENS},
+    engine::{Admission, Engine, Lookup, Preemption},
     models::{Checkpoint, Llama},
 };
 use row::Row;
@@ -102,11 +103,8 @@ impl BenchThroughput {
     }
 
     fn config(&self, cache: NamedCache) -> Result<CacheConfig> {
-        let builder = self.layout.apply(CacheConfig::builder().named(cache));
-        let residual = builder.clone().build()?.residual_length();
         let rollback = self.lookup().map_or(0, |lookup| lookup.draft_tokens);
-        let segment = SEGMENT_TOKENS.checked_next_multiple_of(residual);
-        Ok(builder.segment_tokens(segment).rollback_length(rollback).build()?)
+        engine_config(cache, &self.layout, rollback)
     }
 
     fn lookup(&self) -> Option<Lookup> {
