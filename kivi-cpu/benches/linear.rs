@@ -93,8 +93,10 @@ fn linear(criterion: &mut Criterion) {
     ];
     let formats =
         formats.into_iter().flat_map(|format| [1, 512].map(|rows| (format, [1536, 1536], rows)));
-    let logits = [(WeightFormat::Q8_0, [49152, 576], 1)];
-    for (format, shape, rows) in decode.chain(batch).chain(formats).chain(logits) {
+    let logits = [1, 4].map(|rows| (WeightFormat::Q8_0, [49152, 576], rows));
+    // All layers at once: more than a last-level cache.
+    let model = [1, 2, 4, 8].map(|rows| (WeightFormat::Q4_1, [184_320, 576], rows));
+    for (format, shape, rows) in decode.chain(batch).chain(formats).chain(logits).chain(model) {
         let data = weight(format, shape, &mut random);
         let weight = cpu.load(data.clone()).expect("a supported format");
         let [outputs, columns] = shape;

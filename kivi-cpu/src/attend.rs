@@ -23,14 +23,15 @@
 //! too few of those for the threads, and taken by whichever thread is free. All rows of a block and
 //! all query heads of the head group share one unpacking of a tile.
 
-mod codes;
 mod dots;
 mod full;
+mod keys;
 mod operand;
 mod partial;
 mod products;
 mod promoted;
 mod scratch;
+mod values;
 mod walk;
 
 use crate::{Cpu, Matrix, cache::LayerCache};

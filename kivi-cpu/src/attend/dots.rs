@@ -1,80 +1,152 @@
 //! The inner product of codes with folded operands, register-blocked.
 
+use super::operand::{Operand, shift};
 use crate::isa::{LANES, Simd};
+use std::ops::Range;
 
 /// 32 elements of two operands: per operand the high and the low bytes, four elements to a word (see
 /// [`operand`](super::operand)).
 pub(super) type Stripe = [[[u32; LANES]; 2]; 2];
 
-/// A row of words in whole vectors.
-pub(super) type Row<'a> = &'a [[u32; LANES]];
+/// Words of codes, in rows of whole vectors. A row that is not there, or too short, counts as zeros.
+pub(super) trait Words: Copy {
+    /// `V` vectors of a row.
+    fn get<const V: usize>(&self, row: usize, first: usize) -> Option<&[[u32; LANES]; V]>;
 
-/// Inner products of the first `Q` of two operands with the codes of `V` vectors of words from vector
-/// `first` of each row on: `[Q][V]` vectors of `Σ x·c`, the operands being integers.
-///
-/// A word has `QUADS` quadruples of codes of `8 / QUADS` bits; quadruple `j` of row `i` is
-/// multiplied with word `QUADS·i + j` of a plane. A row that is too short counts as zeros.
-#[inline(always)]
-pub(super) fn dots<S: Simd, const QUADS: usize, const V: usize, const Q: usize>(
-    simd: S,
-    rows: &[Row<'_>],
-    first: usize,
-    operands: &[Stripe],
-) -> [[S::F32; V]; Q] {
-    const { assert!(Q <= 2 && LANES.is_multiple_of(QUADS)) };
-    let bits = 8 / QUADS as u32;
-    let mask = simd.splat_u32(u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]));
-    let stripe_rows = LANES / QUADS;
-    let depth = S::depth(bits);
-    // Stripes between two widenings; where not even one fits, rows are widened below.
-    let span = (depth / LANES).max(1);
-    let zero = simd.splat_u32(0);
-    let mut totals = [[[zero; V]; 2]; Q];
-    for (rows, stripes) in rows.chunks(stripe_rows * span).zip(operands.chunks(span)) {
-        let mut sums = [[[simd.no_dots(); V]; 2]; Q];
-        for (rows, stripe) in rows.chunks(stripe_rows).zip(stripes) {
-            for (i, row) in rows.iter().enumerate().take(stripe_rows) {
-                let Some(words) = row.get(first..).and_then(<[_]>::first_chunk::<V>) else {
-                    continue;
-                };
-                for j in 0..QUADS {
-                    let mut x = [[zero; 2]; Q];
-                    for q in 0..Q {
-                        for plane in 0..2 {
-                            x[q][plane] = simd.splat_u32(stripe[q][plane][QUADS * i + j]);
-                        }
+    /// Where the same vectors of what is multiplied next lie: they are asked for line by line, while
+    /// these are computed with, for pages lie anywhere and the hardware cannot foresee them. Any
+    /// address if there is nothing.
+    fn next(&self, row: usize, first: usize) -> *const [u32; LANES];
+}
+
+/// A product of rows of codes with a pair of operands.
+pub(super) struct Product<'a, W> {
+    pub(super) words: W,
+    pub(super) rows: usize,
+    pub(super) vectors: Range<usize>,
+    pub(super) operands: [Operand; 2],
+    /// As many stripes as there are rows of words for.
+    pub(super) planes: &'a [Stripe],
+    /// Whether to add to what is there.
+    pub(super) add: bool,
+}
+
+impl<W: Words> Product<'_, W> {
+    /// `out[q][v] = Σ x·c` (or `+=`) for the first `Q` operands and all vectors.
+    #[inline(always)]
+    pub(super) fn run<S: Simd, const QUADS: usize, const Q: usize>(
+        self,
+        simd: S,
+        mut out: [&mut [[f32; LANES]]; Q],
+    ) {
+        let Range { start: mut first, end } = self.vectors;
+        if Q == 1 {
+            // One operand leaves registers for twice the vectors.
+            while first + 4 <= end {
+                self.vectors::<S, QUADS, 4, Q>(simd, first, &mut out);
+                first += 4;
+            }
+        }
+        while first + 2 <= end {
+            self.vectors::<S, QUADS, 2, Q>(simd, first, &mut out);
+            first += 2;
+        }
+        if first < end {
+            self.vectors::<S, QUADS, 1, Q>(simd, first, &mut out);
+        }
+    }
+
+    #[inline(always)]
+    fn vectors<S: Simd, const QUADS: usize, const V: usize, const Q: usize>(
+        &self,
+        simd: S,
+        first: usize,
+        out: &mut [&mut [[f32; LANES]]; Q],
+    ) {
+        let found = self.dots::<S, QUADS, V, Q>(simd, first);
+        for q in 0..Q {
+            let Operand { unit, constant } = self.operands[q];
+            let [unit, constant] = [simd.splat(unit), simd.splat(constant)];
+            let out = out[q].get_mut(first..).unwrap_or_default();
+            let Some(out) = out.first_chunk_mut::<V>() else { return };
+            for v in 0..V {
+                let mut value = simd.mul_add(found[q][v], unit, constant);
+                if self.add {
+                    value = simd.add(simd.load(&out[v]), value);
+                }
+                simd.store(value, &mut out[v]);
+            }
+        }
+    }
+
+    /// `[Q][V]` vectors of `Σ X·c`, the operands being integers.
+    ///
+    /// A word has `QUADS` quadruples of codes of `8 / QUADS` bits; quadruple `j` of row `i` is
+    /// multiplied with word `QUADS·i + j` of a plane.
+    #[inline(always)]
+    fn dots<S: Simd, const QUADS: usize, const V: usize, const Q: usize>(
+        &self,
+        simd: S,
+        first: usize,
+    ) -> [[S::F32; V]; Q] {
+        const { assert!(Q <= 2 && LANES.is_multiple_of(QUADS)) };
+        let bits = 8 / QUADS as u32;
+        let mask = simd.splat_u32(u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]));
+        let stripe_rows = LANES / QUADS;
+        let depth = S::depth(bits);
+        // Stripes between two widenings; where not even one fits, rows are widened below.
+        let span = (depth / LANES).max(1);
+        let zero = simd.splat_u32(0);
+        let mut totals = [[[zero; V]; 2]; Q];
+        let mut row = 0;
+        for stripes in self.planes[..self.rows.div_ceil(stripe_rows)].chunks(span) {
+            let mut sums = [[[simd.no_dots(); V]; 2]; Q];
+            for stripe in stripes {
+                for i in 0..stripe_rows {
+                    let Some(words) = self.words.get::<V>(row + i, first) else { continue };
+                    let next = self.words.next(row + i, first);
+                    for line in 0..V.div_ceil(2) {
+                        simd.prefetch(next.wrapping_add(2 * line).cast());
                     }
-                    for v in 0..V {
-                        let words = simd.load_u32(&words[v]);
-                        let codes = match QUADS {
-                            1 => words,
-                            _ => simd.and(simd.shr(words, bits * j as u32), mask),
-                        };
+                    for j in 0..QUADS {
+                        let mut x = [[zero; 2]; Q];
                         for q in 0..Q {
                             for plane in 0..2 {
-                                let sum = &mut sums[q][plane][v];
-                                *sum = simd.dot4(bits, *sum, codes, x[q][plane]);
+                                x[q][plane] = simd.splat_u32(stripe[q][plane][QUADS * i + j]);
+                            }
+                        }
+                        for v in 0..V {
+                            let words = simd.load_u32(&words[v]);
+                            let codes = match QUADS {
+                                1 => words,
+                                _ => simd.and(simd.shr(words, bits * j as u32), mask),
+                            };
+                            for q in 0..Q {
+                                for plane in 0..2 {
+                                    let sum = &mut sums[q][plane][v];
+                                    *sum = simd.dot4(bits, *sum, codes, x[q][plane]);
+                                }
                             }
                         }
                     }
+                    if depth < LANES && (QUADS * (i + 1)).is_multiple_of(depth) {
+                        widen(simd, &mut totals, &mut sums);
+                    }
                 }
-                if depth < LANES && (QUADS * (i + 1)).is_multiple_of(depth) {
-                    widen(simd, &mut totals, &mut sums);
-                }
+                row += stripe_rows;
+            }
+            widen(simd, &mut totals, &mut sums);
+        }
+        let mut out = [[simd.splat(0.0); V]; Q];
+        for q in 0..Q {
+            for v in 0..V {
+                let [high, low] = [totals[q][0][v], totals[q][1][v]];
+                let high = simd.shl(high, shift(bits).cast_unsigned());
+                out[q][v] = simd.i32_to_f32(simd.add_u32(high, low));
             }
         }
-        widen(simd, &mut totals, &mut sums);
+        out
     }
-    let mut out = [[simd.splat(0.0); V]; Q];
-    for q in 0..Q {
-        for v in 0..V {
-            let [high, low] = [totals[q][0][v], totals[q][1][v]];
-            out[q][v] = simd.i32_to_f32(
-                simd.add_u32(simd.shl(high, super::operand::shift(bits).cast_unsigned()), low),
-            );
-        }
-    }
-    out
 }
 
 #[inline(always)]

@@ -15,12 +15,22 @@ use crate::{
     cache::order::offset,
     isa::{LANES, Simd},
 };
+use half::f16;
 use kivi_core::Bits;
 
 /// Bits of the low byte that count: with signed codes the sign moves to the operand in some
 /// instruction sets, and −128 has no counterpart.
 pub(super) const fn shift(bits: u32) -> i32 {
     if bits == 8 { 7 } else { 8 }
+}
+
+/// Width of codes of which a word has that many quadruples.
+const fn width(quads: usize) -> Bits {
+    match quads {
+        4 => Bits::Two,
+        2 => Bits::Four,
+        _ => Bits::Eight,
+    }
 }
 
 /// Below this the unit is not a normal number, and the operand counts as zero.
@@ -36,11 +46,22 @@ pub(super) struct Operand {
     pub(super) constant: f32,
 }
 
-/// Scales and zeros, little-endian f16, a multiple of [`STRIPE`] of each.
-#[derive(Clone, Copy)]
+/// Scales and zeros, little-endian f16, as many of each and in whole vectors.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Params<'a> {
-    pub(super) scales: &'a [[[u8; 2]; LANES]],
-    pub(super) zeros: &'a [[[u8; 2]; LANES]],
+    scales: &'a [[[u8; 2]; LANES]],
+    zeros: &'a [[[u8; 2]; LANES]],
+}
+
+impl<'a> Params<'a> {
+    /// The whole vectors of both.
+    #[inline(always)]
+    pub(super) fn new(scales: &'a [f16], zeros: &'a [f16]) -> Self {
+        let length = scales.len().min(zeros.len()) / LANES;
+        let vectors =
+            |x: &'a [f16]| &bytemuck::cast_slice::<f16, [u8; 2]>(x).as_chunks().0[..length];
+        Self { scales: vectors(scales), zeros: vectors(zeros) }
+    }
 }
 
 /// Pairs of operands, and the planes of each.
@@ -73,34 +94,38 @@ impl Operands {
 
     /// [`fold`](Self::fold) of one or two rows of a matrix, which become the pair.
     #[inline(always)]
-    pub(super) fn fold_rows<S: Simd>(
+    pub(super) fn fold_rows<S: Simd, const QUADS: usize>(
         &mut self,
         simd: S,
         pair: usize,
-        bits: Bits,
         (matrix, rows): (&Rows, &[usize]),
         params: Params<'_>,
     ) {
         match *rows {
             [] => {}
-            [a] => self.fold(simd, pair, bits, [matrix.row(a)], params),
-            [a, b, ..] => self.fold(simd, pair, bits, [matrix.row(a), matrix.row(b)], params),
+            [a] => self.fold::<S, QUADS, 1>(simd, pair, [matrix.row(a)], params),
+            [a, b, ..] => {
+                self.fold::<S, QUADS, 2>(simd, pair, [matrix.row(a), matrix.row(b)], params);
+            }
         }
     }
 
     /// Folds `Σ_i a_i·(s_i·c_i + z_i)` for each of the first `Q` operands of a pair; the vectors `a`
-    /// are as long as the scales. Elements with `a_i = 0` do not count even if `z_i` is NaN.
+    /// are as long as the scales, a multiple of [`STRIPE`]. Elements with `a_i = 0` do not count even if `z_i` is NaN.
+    ///
+    /// The width of the codes is a constant, as in [`dots`](super::dots): one loop for two shifts
+    /// would shift by a variable (*measured*: twice the instructions).
     #[inline(always)]
-    fn fold<S: Simd, const Q: usize>(
+    fn fold<S: Simd, const QUADS: usize, const Q: usize>(
         &mut self,
         simd: S,
         pair: usize,
-        bits: Bits,
         a: [&[[f32; LANES]]; Q],
         params: Params<'_>,
     ) {
-        let length = params.scales.len();
-        let (zeros, folded) = (&params.zeros[..length], &mut self.folded[..length]);
+        let Params { scales, zeros } = params;
+        let length = scales.len();
+        let folded = &mut self.folded[..length];
         let mut vectors = a;
         for q in 0..Q {
             vectors[q] = &a[q][..length];
@@ -108,7 +133,7 @@ impl Operands {
         let zero = simd.splat(0.0);
         let (mut largest, mut sum, mut constant) = ([zero; Q], [zero; Q], [zero; Q]);
         for i in 0..length {
-            let s = simd.load_f16_le(&params.scales[i]);
+            let s = simd.load_f16_le(&scales[i]);
             let z = simd.load_f16_le(&zeros[i]);
             for q in 0..Q {
                 let a = simd.load(&vectors[q][i]);
@@ -120,7 +145,7 @@ impl Operands {
             }
         }
         // The largest integer.
-        let top = (127 << shift(bits.get() as u32)) as f32;
+        let top = const { (127 << shift(8 / QUADS as u32)) as f32 };
         let (mut units, mut inverses) = ([0.0; Q], [zero; Q]);
         for q in 0..Q {
             let largest = simd.max_lane(largest[q]);
@@ -135,9 +160,10 @@ impl Operands {
                 for i in 0..4 {
                     scaled[i] = simd.mul(simd.load(&x[i][q]), inverses[q]);
                 }
-                let ([high, low], sums) = match bits {
-                    Bits::Eight => simd.split::<{ shift(8) }>(&scaled),
-                    _ => simd.split::<{ shift(2) }>(&scaled),
+                let ([high, low], sums) = if QUADS == 1 {
+                    simd.split::<{ shift(8) }>(&scaled)
+                } else {
+                    simd.split::<{ shift(2) }>(&scaled)
                 };
                 let [to_high, to_low] = &mut stripe[q];
                 simd.store_u32(high, to_high);
@@ -146,8 +172,8 @@ impl Operands {
             }
         }
         // Stored codes are `c − offset`, and their middle is half a code below half their range.
-        let offset = offset(bits) as f32;
-        let middle = bits.levels() as f32 / 2.0 - offset;
+        let offset = const { offset(width(QUADS)) as f32 };
+        let middle = const { width(QUADS).levels() as f32 / 2.0 } - offset;
         for q in 0..Q {
             let unit = units[q];
             let lost = simd.sub(simd.mul(sum[q], inverses[q]), simd.i32_to_f32(rounded[q]));

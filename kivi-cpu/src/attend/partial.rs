@@ -1,11 +1,13 @@
 //! The running state of attention over a part of a sequence.
 
+use crate::isa::LANES;
+
 /// For each query of a block: `Σ e^(logit − maximum) · v`, its denominator and the maximum.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Partial {
     maximum: Vec<f32>,
     denominator: Vec<f32>,
-    /// `[queries, width]`, `width` at least `head_dim`.
+    /// `[queries, width]`, `width` the head_dim in whole vectors.
     sums: Vec<f32>,
     width: usize,
 }
@@ -23,8 +25,16 @@ impl Partial {
         self.width = width;
     }
 
-    pub(super) fn sums_mut(&mut self, query: usize) -> &mut [f32] {
-        &mut self.sums[query * self.width..(query + 1) * self.width]
+    /// A query's sums, in whole vectors.
+    pub(super) fn sums_mut(&mut self, query: usize) -> &mut [[f32; LANES]] {
+        self.sums[query * self.width..(query + 1) * self.width].as_chunks_mut().0
+    }
+
+    /// Two queries' sums, the first one before the second.
+    pub(super) fn two_sums_mut(&mut self, a: usize, b: usize) -> [&mut [[f32; LANES]]; 2] {
+        let (head, tail) = self.sums.split_at_mut(b * self.width);
+        let a = &mut head[a * self.width..(a + 1) * self.width];
+        [a, &mut tail[..self.width]].map(|sums| sums.as_chunks_mut().0)
     }
 
     /// Makes room for a weight of `largest`: rescales what was summed so far if it is the largest
@@ -35,7 +45,7 @@ impl Partial {
             self.maximum[query] = largest;
             let factor = shrink(old, largest);
             self.denominator[query] *= factor;
-            self.sums_mut(query).iter_mut().for_each(|sum| *sum *= factor);
+            self.sums_mut(query).as_flattened_mut().iter_mut().for_each(|sum| *sum *= factor);
         }
         self.maximum[query]
     }

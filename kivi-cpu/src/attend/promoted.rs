@@ -1,7 +1,7 @@
 //! The second plane of promoted key channels.
 
 use super::{
-    codes::{KeyGroup, Logits, SecondPlane, whole_rows},
+    keys::{KeyGroup, Logits, SecondPlane, whole_rows},
     operand::STRIPE,
     scratch::Scratch,
 };
@@ -10,7 +10,6 @@ use crate::{
     isa::{Kernel, Simd},
 };
 use half::f16;
-use kivi_core::Bits;
 
 /// Adds the lower half of the codes of promoted channels to the logits of a group of keys for the
 /// active queries: `Σ (q∘s/4)·lo` over these channels, `s` being the scale of the upper half.
@@ -45,12 +44,13 @@ impl Kernel for PromotedCodes<'_> {
                     // A quarter of the query instead of the scale, which f16 might not hold.
                     *to = 0.25 * from[channel];
                 }
+                to[promoted.channels.len()..].fill(0.0);
             }
             let picked = (&promoted.queries, &[0, 1][..queries.len()]);
-            operands.fold_rows(simd, pair, Bits::Two, picked, params);
+            operands.fold_rows::<S, 4>(simd, pair, picked, params);
         }
         let codes = whole_rows(order, codes, padded);
         let logits = Logits { active, first, add: true };
-        logits.of_codes::<S, 4>(simd, order, codes, operands, weights);
+        logits.of_codes::<S, 4>(simd, order, [codes; 2], operands, weights);
     }
 }

@@ -5,6 +5,7 @@ use super::{
     full::Full,
     operand::{Operands, Params, STRIPE},
     partial::Partial,
+    walk::MIN_GROUP,
 };
 use crate::{cache::Geometry, isa::LANES};
 use half::f16;
@@ -33,6 +34,8 @@ pub(super) struct View {
 /// Buffers of one thread, of a size for the largest block so far.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
+    /// What the buffers have room for: queries, head_dim and `G`.
+    room: [usize; 3],
     pub(super) queries: Vec<Query>,
     /// What each query sees of the tile.
     pub(super) views: Vec<View>,
@@ -59,7 +62,13 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
+    /// Room for some queries of a head; what lies beyond a head's channels is zero.
     pub(super) fn resize(&mut self, queries: usize, g: &Geometry) {
+        let room = [queries, g.head_dim, g.group];
+        if self.room == room {
+            return;
+        }
+        self.room = room;
         let channels = g.head_dim.next_multiple_of(STRIPE);
         self.scaled.resize(queries, channels);
         self.weights.resize(queries, TILE);
@@ -135,6 +144,20 @@ impl ParamBuffer {
         self.zeros[first..first + zeros.len()].copy_from_slice(zeros);
     }
 
+    /// Sets elements from `first` on, a multiple of [`MIN_GROUP`] as their number is: copied in
+    /// vectors, without a call.
+    #[inline(always)]
+    pub(super) fn set_groups(&mut self, first: usize, scales: &[f16], zeros: &[f16]) {
+        let copy = |to: &mut [f16], from: &[f16]| {
+            let to = to[first..].as_chunks_mut::<MIN_GROUP>().0;
+            for (to, from) in to.iter_mut().zip(from.as_chunks().0) {
+                *to = *from;
+            }
+        };
+        copy(&mut self.scales, scales);
+        copy(&mut self.zeros, zeros);
+    }
+
     /// Sets a range of elements to 0.
     pub(super) fn clear(&mut self, range: Range<usize>) {
         self.scales[range.clone()].fill(f16::ZERO);
@@ -143,12 +166,6 @@ impl ParamBuffer {
 
     /// The first `length` elements, a multiple of [`STRIPE`].
     pub(super) fn get(&self, length: usize) -> Params<'_> {
-        params(&self.scales[..length], &self.zeros[..length])
+        Params::new(&self.scales[..length], &self.zeros[..length])
     }
-}
-
-/// Scales and zeros in whole vectors.
-pub(super) fn params<'a>(scales: &'a [f16], zeros: &'a [f16]) -> Params<'a> {
-    let vectors = |x: &'a [f16]| bytemuck::cast_slice::<f16, [u8; 2]>(x).as_chunks().0;
-    Params { scales: vectors(scales), zeros: vectors(zeros) }
 }

@@ -2,13 +2,13 @@
 
 use super::{
     Block, SPLIT_TOKENS, TILE,
-    codes::{KeyCodes, KeyGroup, ValueCodes},
-    dots::Row,
     full::Source,
+    keys::{KeyCodes, KeyGroup},
     partial::Partial,
     products::{query_keys, weighted_sum},
     promoted::PromotedCodes,
     scratch::{Query, Scratch, View},
+    values::{Row, ValueCodes, ValueWords},
 };
 use crate::{
     Matrix,
@@ -77,11 +77,14 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Where each group of tokens of a tile is: a page, and the number of its first token in it.
-type Places<'a> = [Option<(&'a Page, usize)>; TILE / MIN_GROUP];
+/// Where a group of tokens is: a page, and the number of its first token in it.
+pub(super) type Place<'a> = Option<(&'a Page, usize)>;
+
+/// Where each group of tokens of a tile is.
+type Places<'a> = [Place<'a>; TILE / MIN_GROUP];
 
 /// The smallest group size.
-const MIN_GROUP: usize = 16;
+pub(super) const MIN_GROUP: usize = 16;
 
 /// A tile of a sequence, as one kv head sees it.
 pub(super) struct Tile<'a> {
@@ -194,7 +197,7 @@ impl<'a> Tile<'a> {
     }
 
     /// A group of keys of this tile or the next.
-    fn key_group(&self, place: Option<(&'a Page, usize)>, order: KeyOrder) -> Option<KeyGroup<'a>> {
+    fn key_group(&self, place: Place<'a>, order: KeyOrder) -> Option<KeyGroup<'a>> {
         let (page, token) = place?;
         let row = (self.kv_head * self.geometry().page_tokens + token) / order.group;
         KeyGroup::new(page, order, row)
@@ -312,53 +315,61 @@ impl<'a> Tile<'a> {
         // At 8 bits a row is four tokens.
         let mut rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
         let words = start / per_word..end.div_ceil(per_word);
-        self.value_rows(order, words.clone(), &mut padded, &mut rows);
-        // Rows before the first one that counts are empty.
-        let (tile, rows) = (self, &rows[..words.end]);
+        if order.width().is_multiple_of(LANES) {
+            self.value_rows(&self.pages, order, &mut rows[..words.end]);
+            rows[..words.start].fill(&[]);
+        } else {
+            self.pad_value_rows(order, words.clone(), &mut padded, &mut rows);
+        }
+        let mut next = rows;
+        if order.width().is_multiple_of(LANES) {
+            self.value_rows(&self.next, order, &mut next);
+        }
+        let words = ValueWords { rows: &rows[..words.end], next: &next };
+        let tile = self;
         match bits {
-            Bits::Two => {
-                simd.call(ValueCodes::<4> { tile, scratch, order, rows, end, partial });
-            }
-            Bits::Four => {
-                simd.call(ValueCodes::<2> { tile, scratch, order, rows, end, partial });
-            }
-            Bits::Eight => {
-                simd.call(ValueCodes::<1> { tile, scratch, order, rows, end, partial });
-            }
+            Bits::Two => simd.call(ValueCodes::<4> { tile, scratch, words, end, partial }),
+            Bits::Four => simd.call(ValueCodes::<2> { tile, scratch, words, end, partial }),
+            Bits::Eight => simd.call(ValueCodes::<1> { tile, scratch, words, end, partial }),
         }
         scratch.padded = padded;
     }
 
-    /// The rows of words of values, in whole vectors: copied to `padded` if they are not.
-    fn value_rows<'b>(
+    /// The words of the values of a group of tokens.
+    fn value_words(&self, place: Place<'a>, order: ValueOrder) -> Option<&'a [u32]> {
+        let (page, token) = place?;
+        let Tensor::Packed { codes, .. } = &page.values else { return None };
+        let g = self.geometry();
+        let first = order.words(self.kv_head * g.page_tokens + token);
+        codes.get(first..first + order.words(g.group))
+    }
+
+    /// The rows of words of values, which are whole vectors.
+    fn value_rows(&self, places: &Places<'a>, order: ValueOrder, rows: &mut [Row<'a>]) {
+        let per_group = self.geometry().group / order.bits.codes_per_word();
+        for (rows, &place) in rows.chunks_mut(per_group).zip(places) {
+            let words = self.value_words(place, order).unwrap_or_default();
+            for (row, words) in rows.iter_mut().zip(words.chunks_exact(order.width())) {
+                *row = words.as_chunks().0;
+            }
+        }
+    }
+
+    /// The rows of words of values, which are not whole vectors: copied and filled up.
+    fn pad_value_rows<'b>(
         &self,
         order: ValueOrder,
         words: Range<usize>,
         padded: &'b mut Vec<[u32; LANES]>,
         rows: &mut [Row<'b>],
-    ) where
-        'a: 'b,
-    {
-        let g = self.geometry();
-        let per_group = g.group / order.bits.codes_per_word();
-        let find = |row: usize| {
-            let (page, token) = self.pages[row / per_group]?;
-            let Tensor::Packed { codes, .. } = &page.values else { return None };
-            let first = order.words(self.kv_head * g.page_tokens + token);
-            let first = first + row % per_group * order.width();
-            codes.get(first..first + order.width())
-        };
-        if order.width().is_multiple_of(LANES) {
-            for row in words {
-                rows[row] = find(row).unwrap_or_default().as_chunks().0;
-            }
-            return;
-        }
+    ) {
+        let per_group = self.geometry().group / order.bits.codes_per_word();
         let vectors = order.width().div_ceil(LANES);
         padded.clear();
         padded.resize(words.len() * vectors, [0; LANES]);
         for (row, to) in words.clone().zip(padded.chunks_exact_mut(vectors)) {
-            let found = find(row).unwrap_or_default();
+            let group = self.value_words(self.pages[row / per_group], order).unwrap_or_default();
+            let found = group.chunks_exact(order.width()).nth(row % per_group).unwrap_or_default();
             to.as_flattened_mut()[..found.len()].copy_from_slice(found);
         }
         for (row, to) in words.zip(padded.chunks_exact(vectors)) {
@@ -385,7 +396,14 @@ impl<'a> Tile<'a> {
                 let seen = sees(&scratch.views[query]);
                 let rows = &scratch.full.values[(seen.start - start) * width..];
                 let weights = &scratch.weights.row(query).as_flattened()[seen];
-                weighted_sum(simd, weights, rows, width, 0..width, partial.sums_mut(query));
+                weighted_sum(
+                    simd,
+                    weights,
+                    rows,
+                    width,
+                    0..width,
+                    partial.sums_mut(query).as_flattened_mut(),
+                );
             }
         }
     }

@@ -299,13 +299,18 @@ impl<P: Products> Simd for X86<P> {
             let sums = _mm256_add_epi32(_mm256_madd_epi16(ab, ones), _mm256_madd_epi16(cd, ones));
             let half = _mm256_set1_epi16(1 << (SHIFT - 1));
             let high = |x| _mm256_srai_epi16::<SHIFT>(_mm256_add_epi16(x, half));
-            let low = |x, high| _mm256_sub_epi16(x, _mm256_slli_epi16::<SHIFT>(high));
-            let [ab_high, cd_high] = [high(ab), high(cd)];
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-            let bytes = |ab, cd| {
-                _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order)
+            let ordered = |x| _mm256_permutevar8x32_epi32(x, order);
+            let [ab_high, cd_high] = [high(ab), high(cd)];
+            let low = if SHIFT == 8 {
+                // The lower byte as it is.
+                let low = |x| _mm256_and_si256(x, _mm256_set1_epi16(0xff));
+                _mm256_packus_epi16(low(ab), low(cd))
+            } else {
+                let low = |x, high| _mm256_sub_epi16(x, _mm256_slli_epi16::<SHIFT>(high));
+                _mm256_packs_epi16(low(ab, ab_high), low(cd, cd_high))
             };
-            ([bytes(ab_high, cd_high), bytes(low(ab, ab_high), low(cd, cd_high))], sums)
+            ([ordered(_mm256_packs_epi16(ab_high, cd_high)), ordered(low)], sums)
         }
     }
 

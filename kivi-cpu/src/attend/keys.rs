@@ -1,0 +1,193 @@
+//! The loop over packed keys: logits of one group.
+
+use super::{
+    dots::{Product, Words},
+    operand::{Operands, Params, STRIPE},
+    scratch::{Rows, Scratch},
+};
+use crate::{
+    cache::{KeyOrder, Page, Tensor},
+    isa::{Kernel, LANES, Simd},
+};
+use half::f16;
+
+/// Rows of keys that are multiplied at once: 512 channels of 2 bits, 128 of 8.
+const MAX_ROWS: usize = 32;
+
+/// One group of keys of one head.
+#[derive(Clone, Copy)]
+pub(super) struct KeyGroup<'a> {
+    pub(super) order: KeyOrder,
+    codes: &'a [u32],
+    pub(super) scales: &'a [f16],
+    zeros: &'a [f16],
+    /// Of promoted channels.
+    pub(super) second: Option<SecondPlane<'a>>,
+}
+
+/// The second plane of promoted channels of a group of keys.
+#[derive(Clone, Copy)]
+pub(super) struct SecondPlane<'a> {
+    pub(super) order: KeyOrder,
+    pub(super) mask: &'a [u32],
+    pub(super) codes: &'a [u32],
+}
+
+impl<'a> KeyGroup<'a> {
+    /// Group `row` of a page, counted through all heads.
+    pub(super) fn new(page: &'a Page, order: KeyOrder, row: usize) -> Option<Self> {
+        let Tensor::Packed { codes, scales, zeros } = &page.keys else { return None };
+        let params = row * order.channels..(row + 1) * order.channels;
+        let codes = codes.get(row * order.words()..(row + 1) * order.words())?;
+        let (scales, zeros) = (scales.get(params.clone())?, zeros.get(params)?);
+        let second = page.promoted.as_ref().and_then(|promoted| {
+            let (mask, codes) = promoted.group(row)?;
+            Some(SecondPlane { order: promoted.order, mask, codes })
+        });
+        Some(Self { order, codes, scales, zeros, second })
+    }
+}
+
+/// Logits of one group of keys for the active queries, into their weights from vector `first` on; of
+/// promoted channels with the upper half of their codes.
+pub(super) struct KeyCodes<'a, const QUADS: usize> {
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) group: KeyGroup<'a>,
+    pub(super) first: usize,
+    /// The group that will be read after a tile.
+    pub(super) next: Option<KeyGroup<'a>>,
+}
+
+impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { scratch, group, first, next } = self;
+        let KeyGroup { order, codes, scales, zeros, .. } = group;
+        let Scratch { operands, active, weights, scaled, params: buffer, padded, .. } = scratch;
+        let channels = order.channels.next_multiple_of(STRIPE);
+        let params = if channels == order.channels {
+            Params::new(scales, zeros)
+        } else {
+            buffer.set(0, scales, zeros);
+            buffer.clear(order.channels..channels);
+            buffer.get(channels)
+        };
+        if let Some(next) = next {
+            params_ahead(simd, next.scales);
+            params_ahead(simd, next.zeros);
+        }
+        for (pair, queries) in active.chunks(2).enumerate() {
+            operands.fold_rows::<S, QUADS>(simd, pair, (scaled, queries), params);
+        }
+        let codes = whole_rows(order, codes, padded);
+        let next = next.map_or(codes, |next| next.codes.as_chunks().0);
+        let logits = Logits { active, first, add: false };
+        logits.of_codes::<S, QUADS>(simd, order, [codes, next], operands, weights);
+    }
+}
+
+/// Asks for the cache lines of scales or zeros.
+#[inline(always)]
+pub(super) fn params_ahead<S: Simd>(simd: S, params: &[f16]) {
+    for line in params.chunks(32) {
+        simd.prefetch(line.as_ptr().cast());
+    }
+}
+
+/// The codes of a group in whole vectors, `[⌈D/P⌉, G]`: in `padded` if they are not.
+#[inline(always)]
+pub(super) fn whole_rows<'a>(
+    order: KeyOrder,
+    codes: &'a [u32],
+    padded: &'a mut Vec<[u32; LANES]>,
+) -> &'a [[u32; LANES]] {
+    if order.rest() == 0 {
+        return codes.as_chunks().0;
+    }
+    padded.clear();
+    padded.resize((order.chunks() + 1) * (order.group / LANES), [0; LANES]);
+    order.pad(codes, padded.as_flattened_mut());
+    padded
+}
+
+/// Rows of words of a group, one after the other.
+#[derive(Clone, Copy)]
+struct KeyWords<'a> {
+    codes: &'a [[u32; LANES]],
+    next: *const [u32; LANES],
+    /// Vectors of a row.
+    width: usize,
+}
+
+impl Words for KeyWords<'_> {
+    #[inline(always)]
+    fn get<const V: usize>(&self, row: usize, first: usize) -> Option<&[[u32; LANES]; V]> {
+        self.codes.get(row * self.width + first..).and_then(<[_]>::first_chunk)
+    }
+
+    #[inline(always)]
+    fn next(&self, row: usize, first: usize) -> *const [u32; LANES] {
+        self.next.wrapping_add(row * self.width + first)
+    }
+}
+
+/// Where the logits of a group go.
+#[derive(Clone, Copy)]
+pub(super) struct Logits<'a> {
+    pub(super) active: &'a [usize],
+    /// First vector of the group in the queries' weights.
+    pub(super) first: usize,
+    /// Whether to add to what is there.
+    pub(super) add: bool,
+}
+
+impl Logits<'_> {
+    /// Multiplies the folded queries with the codes of [`whole_rows`], and asks for the next ones.
+    #[inline(always)]
+    pub(super) fn of_codes<S: Simd, const QUADS: usize>(
+        self,
+        simd: S,
+        order: KeyOrder,
+        [codes, next]: [&[[u32; LANES]]; 2],
+        operands: &Operands,
+        weights: &mut Rows,
+    ) {
+        let Self { active, first, add } = self;
+        let chunks = order.channels.div_ceil(order.bits.codes_per_word());
+        let width = order.group / LANES;
+        for start in (0..chunks).step_by(MAX_ROWS) {
+            let codes = codes.get(start * width..).unwrap_or_default();
+            for (pair, queries) in active.chunks(2).enumerate() {
+                // Once is enough.
+                let next = if pair == 0 {
+                    next.as_ptr().wrapping_add(start * width)
+                } else {
+                    codes.as_ptr()
+                };
+                let (mut folded, planes) = operands.pair(pair);
+                if start > 0 {
+                    // The constants have been added with the first rows.
+                    folded.iter_mut().for_each(|operand| operand.constant = 0.0);
+                }
+                let product = Product {
+                    words: KeyWords { codes, next, width },
+                    rows: MAX_ROWS.min(chunks - start),
+                    vectors: 0..width,
+                    operands: folded,
+                    planes: &planes[start * QUADS / LANES..],
+                    add: add || start > 0,
+                };
+                match *queries {
+                    [a, b, ..] => {
+                        let out = weights.two_rows_mut(a, b).map(|row| &mut row[first..]);
+                        product.run::<S, QUADS, 2>(simd, out);
+                    }
+                    [a] => product.run::<S, QUADS, 1>(simd, [&mut weights.row_mut(a)[first..]]),
+                    [] => {}
+                }
+            }
+        }
+    }
+}
