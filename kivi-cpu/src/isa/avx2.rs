@@ -108,12 +108,12 @@ unsafe impl Products for Pairs {
     #[inline(always)]
     fn dot4(self, bits: u32, sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
         avx2! {
-            let products = if bits == 8 {
+            if bits == 8 {
+                // One product is all that fits before widening, so there is no sum to add to.
                 _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
             } else {
-                _mm256_maddubs_epi16(codes, x)
-            };
-            add_opaque(sum, products)
+                add_opaque(sum, _mm256_maddubs_epi16(codes, x))
+            }
         }
     }
 
