@@ -163,7 +163,8 @@ impl Cpu {
         Ok(out)
     }
 
-    /// Afterwards the first task of every block holds the block's result.
+    /// Does the tasks of some blocks. Afterwards the first task of every block holds the block's
+    /// result.
     fn attend_tasks(&self, walk: Walk<'_>, blocks: &[Block], tasks: &mut [Task]) {
         tasks.par_iter_mut().with_max_len(1).for_each(|task| {
             let block = &blocks[task.block];
@@ -180,6 +181,9 @@ impl Cpu {
                 }
             });
         });
+        if tasks.iter().all(|task| task.splits.start == 0) {
+            return;
+        }
         tasks.par_chunk_by_mut(|a, b| a.block == b.block).for_each(|tasks| {
             if let [first, rest @ ..] = tasks {
                 rest.iter().for_each(|next| first.partial.combine(&next.partial));

@@ -15,18 +15,18 @@ impl Buffers {
     /// A buffer of `len` elements of any value: the smallest that is large enough, or a new one.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Buffer {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = kept.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= len);
-        let best = fits.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index);
-        let mut floats = best.map(|index| kept.swap_remove(index)).unwrap_or_default();
+        let fits = kept.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);
+        let best = fits.min_by_key(|(_, buffer)| buffer.len()).map(|(index, _)| index);
+        let floats = best.map(|index| kept.swap_remove(index));
         drop(kept);
-        floats.resize(len, 0.0);
-        Buffer { floats, home: Some(Arc::clone(self)) }
+        let floats = floats.unwrap_or_else(|| vec![0.0; len]);
+        Buffer { floats, len, home: Some(Arc::clone(self)) }
     }
 
     fn give_back(&self, floats: Vec<f32>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let elements: usize = kept.iter().map(Vec::capacity).sum();
-        if floats.capacity() > 0 && elements + floats.capacity() <= KEPT_ELEMENTS {
+        let elements: usize = kept.iter().map(Vec::len).sum();
+        if !floats.is_empty() && elements + floats.len() <= KEPT_ELEMENTS {
             kept.push(floats);
         }
     }
@@ -35,13 +35,15 @@ impl Buffers {
 /// A slice of f32 that goes back to where it came from.
 #[derive(Debug)]
 pub(crate) struct Buffer {
+    /// At least as long as the slice, so that nothing is cleared when a longer one is asked for.
     floats: Vec<f32>,
+    len: usize,
     home: Option<Arc<Buffers>>,
 }
 
 impl Buffer {
     /// A slice of nothing.
-    pub(crate) const EMPTY: Self = Self { floats: Vec::new(), home: None };
+    pub(crate) const EMPTY: Self = Self { floats: Vec::new(), len: 0, home: None };
 }
 
 impl Drop for Buffer {
@@ -54,13 +56,13 @@ impl Drop for Buffer {
 
 impl From<Vec<f32>> for Buffer {
     fn from(floats: Vec<f32>) -> Self {
-        Self { floats, home: None }
+        Self { len: floats.len(), floats, home: None }
     }
 }
 
 impl Clone for Buffer {
     fn clone(&self) -> Self {
-        let Some(home) = &self.home else { return self.floats.clone().into() };
+        let Some(home) = &self.home else { return self.to_vec().into() };
         let mut copy = home.take(self.len());
         copy.copy_from_slice(self);
         copy
@@ -69,7 +71,7 @@ impl Clone for Buffer {
 
 impl PartialEq for Buffer {
     fn eq(&self, other: &Self) -> bool {
-        self.floats == other.floats
+        **self == **other
     }
 }
 
@@ -77,13 +79,13 @@ impl Deref for Buffer {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        &self.floats
+        &self.floats[..self.len]
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.floats
+        &mut self.floats[..self.len]
     }
 }
 

@@ -1,9 +1,41 @@
 //! Full-precision elements in one of the three store types.
 
 use crate::isa::{Simd, slices};
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 use kivi_core::StoreDtype;
 use std::ops::Range;
+
+/// Elements rounded at once.
+const CHUNK: usize = 64;
+
+/// Stores every `stride`-th element of `out`, rounded in vectors; what `saturate` replaces is counted.
+fn write_rounded<T: Copy + Default>(
+    out: &mut [T],
+    stride: usize,
+    x: &[f32],
+    saturate: impl Fn(T, f32) -> Option<T>,
+) -> u64
+where
+    [T]: HalfFloatSliceExt,
+{
+    let mut saturated = 0;
+    let mut places = out.iter_mut().step_by(stride);
+    for x in x.chunks(CHUNK) {
+        let mut rounded = [T::default(); CHUNK];
+        let rounded = &mut rounded[..x.len()];
+        rounded.convert_from_f32_slice(x);
+        for ((&mut rounded, &x), place) in rounded.iter_mut().zip(x).zip(&mut places) {
+            *place = match saturate(rounded, x) {
+                Some(largest) => {
+                    saturated += 1;
+                    largest
+                }
+                None => rounded,
+            };
+        }
+    }
+    saturated
+}
 
 /// A buffer of keys or values in their store type.
 #[derive(Clone, Debug)]
@@ -33,33 +65,22 @@ impl Floats {
     /// Stores `x` at `start`, `start + stride`, …, rounded; returns how many finite elements had
     /// to be saturated.
     pub(crate) fn write(&mut self, start: usize, stride: usize, x: &[f32]) -> u64 {
-        let mut saturated = 0;
         match self {
-            Self::F16(out) => {
-                for (out, &x) in out[start..].iter_mut().step_by(stride).zip(x) {
-                    *out = f16::from_f32(x);
-                    if out.is_infinite() && x.is_finite() {
-                        *out = f16::MAX.copysign(*out);
-                        saturated += 1;
-                    }
-                }
-            }
-            Self::Bf16(out) => {
-                for (out, &x) in out[start..].iter_mut().step_by(stride).zip(x) {
-                    *out = bf16::from_f32(x);
-                    if out.is_infinite() && x.is_finite() {
-                        *out = bf16::MAX.copysign(*out);
-                        saturated += 1;
-                    }
-                }
-            }
+            Self::F16(out) => write_rounded(&mut out[start..], stride, x, |x: f16, given| {
+                let saturates = x.is_infinite() && given.is_finite();
+                saturates.then(|| f16::MAX.copysign(x))
+            }),
+            Self::Bf16(out) => write_rounded(&mut out[start..], stride, x, |x: bf16, given| {
+                let saturates = x.is_infinite() && given.is_finite();
+                saturates.then(|| bf16::MAX.copysign(x))
+            }),
             Self::F32(out) => {
                 for (out, &x) in out[start..].iter_mut().step_by(stride).zip(x) {
                     *out = x;
                 }
+                0
             }
         }
-        saturated
     }
 
     /// The elements of a range as f32, exactly.
