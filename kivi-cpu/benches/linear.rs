@@ -82,7 +82,9 @@ fn linear(criterion: &mut Criterion) {
     group.measurement_time(Duration::from_secs(1));
     let shapes = [[576, 576], [1536, 576], [576, 1536]];
     let decode = shapes.into_iter().map(|shape| (WeightFormat::Q4_1, shape, 1));
-    let batch = [12, 64, 2048].map(|rows| (WeightFormat::Q4_1, [1536, 576], rows));
+    let batch = [[1536, 576], [576, 1536]]
+        .into_iter()
+        .flat_map(|shape| [12, 160, 2048].map(|rows| (WeightFormat::Q4_1, shape, rows)));
     let formats = [
         WeightFormat::Q4_0,
         WeightFormat::Q8_0,
