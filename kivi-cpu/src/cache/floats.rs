@@ -8,12 +8,13 @@ use std::ops::Range;
 /// Elements rounded at once.
 const CHUNK: usize = 64;
 
-/// Stores every `stride`-th element of `out`, rounded in vectors; what `saturate` replaces is counted.
+/// Stores every `stride`-th element of `out`, rounded in vectors; what `saturate` replaces, if it was
+/// finite, is counted.
 fn write_rounded<T: Copy + Default>(
     out: &mut [T],
     stride: usize,
     x: &[f32],
-    saturate: impl Fn(T, f32) -> Option<T>,
+    saturate: impl Fn(T) -> Option<T>,
 ) -> u64
 where
     [T]: HalfFloatSliceExt,
@@ -25,7 +26,7 @@ where
         let rounded = &mut rounded[..x.len()];
         rounded.convert_from_f32_slice(x);
         for ((&mut rounded, &x), place) in rounded.iter_mut().zip(x).zip(&mut places) {
-            *place = match saturate(rounded, x) {
+            *place = match saturate(rounded).filter(|_| x.is_finite()) {
                 Some(largest) => {
                     saturated += 1;
                     largest
@@ -66,14 +67,14 @@ impl Floats {
     /// to be saturated.
     pub(crate) fn write(&mut self, start: usize, stride: usize, x: &[f32]) -> u64 {
         match self {
-            Self::F16(out) => write_rounded(&mut out[start..], stride, x, |x: f16, given| {
-                let saturates = x.is_infinite() && given.is_finite();
-                saturates.then(|| f16::MAX.copysign(x))
-            }),
-            Self::Bf16(out) => write_rounded(&mut out[start..], stride, x, |x: bf16, given| {
-                let saturates = x.is_infinite() && given.is_finite();
-                saturates.then(|| bf16::MAX.copysign(x))
-            }),
+            Self::F16(out) => {
+                let saturated = |x: f16| x.is_infinite().then(|| f16::MAX.copysign(x));
+                write_rounded(&mut out[start..], stride, x, saturated)
+            }
+            Self::Bf16(out) => {
+                let saturated = |x: bf16| x.is_infinite().then(|| bf16::MAX.copysign(x));
+                write_rounded(&mut out[start..], stride, x, saturated)
+            }
             Self::F32(out) => {
                 for (out, &x) in out[start..].iter_mut().step_by(stride).zip(x) {
                     *out = x;
