@@ -18,6 +18,8 @@ pub(super) struct PromotedCodes<'a> {
     pub(super) group: KeyGroup<'a>,
     /// First vector of the group in the queries' weights.
     pub(super) first: usize,
+    /// The group that will be read after a tile.
+    pub(super) next: Option<KeyGroup<'a>>,
 }
 
 impl Kernel for PromotedCodes<'_> {
@@ -25,7 +27,7 @@ impl Kernel for PromotedCodes<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { scratch, group, first } = self;
+        let Self { scratch, group, first, next } = self;
         let Some(SecondPlane { order, mask, codes }) = group.second else { return };
         let Scratch { operands, active, weights, scaled, params, padded, promoted, .. } = scratch;
         let count = order.channels;
@@ -51,6 +53,8 @@ impl Kernel for PromotedCodes<'_> {
         }
         let codes = whole_rows(order, codes, padded);
         let logits = Logits { active, first, add: true };
-        logits.of_codes::<S, 4>(simd, order, [codes; 2], operands, weights);
+        let next = next.and_then(|next| next.second);
+        let next = next.map_or(codes, |next| next.codes.as_chunks().0);
+        logits.of_codes::<S, 4>(simd, order, [codes, next], operands, weights);
     }
 }

@@ -225,7 +225,7 @@ impl<'a> Tile<'a> {
                     Bits::Eight => simd.call(KeyCodes::<1> { scratch, group, first, next }),
                 }
                 if group.second.is_some() {
-                    simd.call(PromotedCodes { scratch, group, first });
+                    simd.call(PromotedCodes { scratch, group, first, next });
                 }
             }
             scratch.activate(|view| sees(view, false));
