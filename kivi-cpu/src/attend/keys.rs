@@ -46,6 +46,18 @@ impl<'a> KeyGroup<'a> {
         });
         Some(Self { order, codes, scales, zeros, second })
     }
+
+    /// Asks for the beginning of each part.
+    #[inline(always)]
+    pub(super) fn touch<S: Simd>(&self, simd: S) {
+        simd.prefetch(self.codes.as_ptr().cast());
+        simd.prefetch(self.scales.as_ptr().cast());
+        simd.prefetch(self.zeros.as_ptr().cast());
+        if let Some(second) = &self.second {
+            simd.prefetch(second.codes.as_ptr().cast());
+            simd.prefetch(second.mask.as_ptr().cast());
+        }
+    }
 }
 
 /// Logits of one group of keys for the active queries, into their weights from vector `first` on; of

@@ -9,10 +9,11 @@ use super::{
     walk::{Place, Tile},
 };
 use crate::{
-    cache::Tensor,
+    cache::{Geometry, Page, Tensor},
     isa::{Kernel, LANES, Simd},
 };
 use half::f16;
+use kivi_core::Bits;
 
 /// A row of words in whole vectors.
 pub(super) type Row<'a> = &'a [[u32; LANES]];
@@ -79,6 +80,27 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
                 }
             }
         }
+    }
+}
+
+/// Asks for the beginning of each part of a group of tokens.
+#[inline(always)]
+pub(super) fn touch_values<S: Simd>(
+    simd: S,
+    g: &Geometry,
+    page: &Page,
+    bits: Bits,
+    head: usize,
+    token: usize,
+) {
+    let Tensor::Packed { codes, scales, zeros } = &page.values else { return };
+    let word = g.value_order(bits).words(head * g.page_tokens + token);
+    simd.prefetch(codes.as_ptr().wrapping_add(word).cast());
+    let groups = g.head_dim.div_ceil(g.group);
+    for index in [0, groups - 1] {
+        let row = (head * groups + index) * g.page_tokens + token;
+        simd.prefetch(scales.as_ptr().wrapping_add(row).cast());
+        simd.prefetch(zeros.as_ptr().wrapping_add(row).cast());
     }
 }
 

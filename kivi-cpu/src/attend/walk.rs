@@ -8,7 +8,7 @@ use super::{
     products::{query_keys, weighted_sum},
     promoted::PromotedCodes,
     scratch::{Query, Scratch, View},
-    values::{Row, ValueCodes, ValueWords},
+    values::{Row, ValueCodes, ValueWords, touch_values},
 };
 use crate::{
     Matrix,
@@ -97,12 +97,17 @@ pub(super) struct Tile<'a> {
     pub(super) next: Places<'a>,
 }
 
+/// Where the first tile after the sinks begins that starts in a split or later.
+fn first_tile(g: &Geometry, split: usize) -> usize {
+    g.sinks + (split * SPLIT_TOKENS).saturating_sub(g.sinks).next_multiple_of(TILE)
+}
+
 /// Tiles of a split: those that start in it.
-fn tiles(g: &Geometry, split: usize, end: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+fn tiles(g: &Geometry, number: usize, end: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let sinks = g.sinks;
-    let split = split * SPLIT_TOKENS..end.min((split + 1) * SPLIT_TOKENS);
+    let split = number * SPLIT_TOKENS..end.min((number + 1) * SPLIT_TOKENS);
     let in_sinks = (0..sinks.min(split.end)).step_by(TILE).map(move |t| t..sinks.min(t + TILE));
-    let first = sinks + split.start.saturating_sub(sinks).next_multiple_of(TILE);
+    let first = first_tile(g, number);
     let after = (first..split.end.max(first)).step_by(TILE).map(move |t| t..t + TILE);
     let start = split.start;
     let from_start = move |tile: &Range<usize>| tile.start >= start;
@@ -121,6 +126,7 @@ impl Kernel for Split<'_> {
         partial.reset(scratch.queries.len(), g.head_dim.next_multiple_of(LANES));
         let Some(Some(slot)) = walk.layer.slots.get(sequence.before.slot) else { return };
         let end = sequence.before.tokens + block.rows.end;
+        walk.touch(simd, sequence, block.kv_head, first_tile(g, split)..end);
         let mut known: Option<Places<'_>> = None;
         for positions in tiles(g, split, end) {
             let start = positions.start;
@@ -145,6 +151,34 @@ impl Kernel for Split<'_> {
 }
 
 impl<'a> Walk<'a> {
+    /// Asks for the beginning of every group of a split, and of the tile after it, at once. A
+    /// processor waits when it is asked for a line of a page of memory that it has to look up;
+    /// these waits go by together.
+    #[inline(always)]
+    fn touch<S: Simd>(
+        &self,
+        simd: S,
+        sequence: &SequencePlan,
+        kv_head: usize,
+        positions: Range<usize>,
+    ) {
+        let g = &self.layer.geometry;
+        let bits = self.layer.spec.format.map(|format| format.bits);
+        let end = positions.end.min(positions.start + SPLIT_TOKENS + TILE);
+        for start in (positions.start..end).step_by(TILE) {
+            for (page, token) in self.places(sequence, start).into_iter().flatten() {
+                if let Some(bits) = bits.keys {
+                    let row = (kv_head * g.page_tokens + token) / g.group;
+                    let group = KeyGroup::new(page, g.key_order(bits), row);
+                    group.iter().for_each(|group| group.touch(simd));
+                }
+                if let Some(bits) = bits.values {
+                    touch_values(simd, g, page, bits, kv_head, token);
+                }
+            }
+        }
+    }
+
     /// Where the groups of a tile are that starts at a position; nowhere for sinks and what has no
     /// page.
     fn places(&self, sequence: &SequencePlan, start: usize) -> Places<'a> {
