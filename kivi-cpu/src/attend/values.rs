@@ -9,11 +9,10 @@ use super::{
     walk::{Place, Tile},
 };
 use crate::{
-    cache::{Geometry, Page, Tensor},
+    cache::{Geometry, Page, Tensor, ValueOrder},
     isa::{Kernel, LANES, Simd},
 };
 use half::f16;
-use kivi_core::Bits;
 
 /// A row of words in whole vectors.
 pub(super) type Row<'a> = &'a [[u32; LANES]];
@@ -58,7 +57,7 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
         let g = tile.geometry();
         let groups = g.head_dim.div_ceil(g.group);
         for index in 0..groups {
-            let part = Channels { index, groups, end };
+            let part = Channels { index, end };
             part.load(tile, &mut scratch.params);
             part.ahead(simd, tile);
             let vectors = index * g.group..g.head_dim.min((index + 1) * g.group);
@@ -83,24 +82,53 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
     }
 }
 
-/// Asks for the beginning of each part of a group of tokens.
-#[inline(always)]
-pub(super) fn touch_values<S: Simd>(
-    simd: S,
-    g: &Geometry,
-    page: &Page,
-    bits: Bits,
+/// A group of tokens of packed values, as one kv head sees them.
+#[derive(Clone, Copy)]
+pub(super) struct ValueGroup<'a> {
+    geometry: &'a Geometry,
+    page: &'a Page,
     head: usize,
+    /// Its first token, within the page.
     token: usize,
-) {
-    let Tensor::Packed { codes, scales, zeros } = &page.values else { return };
-    let word = g.value_order(bits).words(head * g.page_tokens + token);
-    simd.prefetch(codes.as_ptr().wrapping_add(word).cast());
-    let groups = g.head_dim.div_ceil(g.group);
-    for index in [0, groups - 1] {
-        let row = (head * groups + index) * g.page_tokens + token;
-        simd.prefetch(scales.as_ptr().wrapping_add(row).cast());
-        simd.prefetch(zeros.as_ptr().wrapping_add(row).cast());
+}
+
+impl<'a> ValueGroup<'a> {
+    pub(super) fn new(
+        geometry: &'a Geometry,
+        head: usize,
+        (page, token): (&'a Page, usize),
+    ) -> Self {
+        Self { geometry, page, head, token }
+    }
+
+    /// The words of its codes.
+    #[inline(always)]
+    pub(super) fn words(&self, order: ValueOrder) -> Option<&'a [u32]> {
+        let Tensor::Packed { codes, .. } = &self.page.values else { return None };
+        let first = order.words(self.head * self.geometry.page_tokens + self.token);
+        codes.get(first..first + order.words(self.geometry.group))
+    }
+
+    /// Scales and zeros of one group of channels.
+    #[inline(always)]
+    fn params(&self, index: usize) -> Option<[&'a [f16]; 2]> {
+        let Geometry { head_dim, group, page_tokens, .. } = *self.geometry;
+        let Tensor::Packed { scales, zeros, .. } = &self.page.values else { return None };
+        let first = (self.head * head_dim.div_ceil(group) + index) * page_tokens + self.token;
+        Some([scales.get(first..first + group)?, zeros.get(first..first + group)?])
+    }
+
+    /// Asks for the beginning of each part; the scales and zeros of the channels between the first
+    /// and the last ones lie between theirs.
+    #[inline(always)]
+    pub(super) fn touch<S: Simd>(&self, simd: S, order: ValueOrder) {
+        if let Some(words) = self.words(order) {
+            simd.prefetch(words.as_ptr().cast());
+        }
+        let last = (self.geometry.head_dim - 1) / self.geometry.group;
+        for params in [0, last].into_iter().filter_map(|index| self.params(index)).flatten() {
+            simd.prefetch(params.as_ptr().cast());
+        }
     }
 }
 
@@ -108,7 +136,6 @@ pub(super) fn touch_values<S: Simd>(
 #[derive(Clone, Copy)]
 struct Channels {
     index: usize,
-    groups: usize,
     /// Tokens from here on do not count.
     end: usize,
 }
@@ -117,11 +144,7 @@ impl Channels {
     /// Scales and zeros of a group of tokens.
     #[inline(always)]
     fn params<'a>(self, tile: &Tile<'a>, place: Place<'a>) -> Option<[&'a [f16]; 2]> {
-        let g = tile.geometry();
-        let (page, token) = place?;
-        let Tensor::Packed { scales, zeros, .. } = &page.values else { return None };
-        let row = (tile.kv_head * self.groups + self.index) * g.page_tokens + token;
-        Some([scales.get(row..row + g.group)?, zeros.get(row..row + g.group)?])
+        tile.value_group(place)?.params(self.index)
     }
 
     /// Gathers the scales and zeros of the tokens that count.

@@ -8,11 +8,11 @@ use super::{
     products::{query_keys, weighted_sum},
     promoted::PromotedCodes,
     scratch::{Query, Scratch, View},
-    values::{Row, ValueCodes, ValueWords, touch_values},
+    values::{Row, ValueCodes, ValueGroup, ValueWords},
 };
 use crate::{
     Matrix,
-    cache::{Geometry, KeyOrder, LayerCache, Page, Slot, Tensor, ValueOrder},
+    cache::{Geometry, KeyOrder, LayerCache, Page, Slot, ValueOrder},
     isa::{Kernel, LANES, Simd, slices},
 };
 use kivi_core::{Attention, Bits, KeyBias, PageId, SequencePlan, StepPlan};
@@ -173,7 +173,8 @@ impl<'a> Walk<'a> {
                     group.iter().for_each(|group| group.touch(simd));
                 }
                 if let Some(bits) = bits.values {
-                    touch_values(simd, g, page, bits, kv_head, token);
+                    let group = ValueGroup::new(g, kv_head, (page, token));
+                    group.touch(simd, g.value_order(bits));
                 }
             }
         }
@@ -369,13 +370,14 @@ impl<'a> Tile<'a> {
         scratch.padded = padded;
     }
 
+    /// A group of values of this tile or the next.
+    pub(super) fn value_group(&self, place: Place<'a>) -> Option<ValueGroup<'a>> {
+        place.map(|place| ValueGroup::new(self.geometry(), self.kv_head, place))
+    }
+
     /// The words of the values of a group of tokens.
     fn value_words(&self, place: Place<'a>, order: ValueOrder) -> Option<&'a [u32]> {
-        let (page, token) = place?;
-        let Tensor::Packed { codes, .. } = &page.values else { return None };
-        let g = self.geometry();
-        let first = order.words(self.kv_head * g.page_tokens + token);
-        codes.get(first..first + order.words(g.group))
+        self.value_group(place)?.words(order)
     }
 
     /// The rows of words of values, which are whole vectors.
