@@ -34,9 +34,15 @@ pub(super) struct SecondPlane<'a> {
 }
 
 impl<'a> KeyGroup<'a> {
-    /// Group `row` of a page, counted through all heads.
-    pub(super) fn new(page: &'a Page, order: KeyOrder, row: usize) -> Option<Self> {
+    /// The group of a head that begins with a token of a page of `page_tokens`.
+    pub(super) fn new(
+        order: KeyOrder,
+        page_tokens: usize,
+        head: usize,
+        (page, token): (&'a Page, usize),
+    ) -> Option<Self> {
         let Tensor::Packed { codes, scales, zeros } = &page.keys else { return None };
+        let row = (head * page_tokens + token) / order.group;
         let params = row * order.channels..(row + 1) * order.channels;
         let codes = codes.get(row * order.words()..(row + 1) * order.words())?;
         let (scales, zeros) = (scales.get(params.clone())?, zeros.get(params)?);

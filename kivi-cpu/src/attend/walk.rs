@@ -166,14 +166,13 @@ impl<'a> Walk<'a> {
         let bits = self.layer.spec.format.map(|format| format.bits);
         let end = positions.end.min(positions.start + SPLIT_TOKENS + TILE);
         for start in (positions.start..end).step_by(TILE) {
-            for (page, token) in self.places(sequence, start).into_iter().flatten() {
+            for place in self.places(sequence, start).into_iter().flatten() {
                 if let Some(bits) = bits.keys {
-                    let row = (kv_head * g.page_tokens + token) / g.group;
-                    let group = KeyGroup::new(page, g.key_order(bits), row);
+                    let group = KeyGroup::new(g.key_order(bits), g.page_tokens, kv_head, place);
                     group.iter().for_each(|group| group.touch(simd));
                 }
                 if let Some(bits) = bits.values {
-                    let group = ValueGroup::new(g, kv_head, (page, token));
+                    let group = ValueGroup::new(g, kv_head, place);
                     group.touch(simd, g.value_order(bits));
                 }
             }
@@ -233,9 +232,7 @@ impl<'a> Tile<'a> {
 
     /// A group of keys of this tile or the next.
     fn key_group(&self, place: Place<'a>, order: KeyOrder) -> Option<KeyGroup<'a>> {
-        let (page, token) = place?;
-        let row = (self.kv_head * self.geometry().page_tokens + token) / order.group;
-        KeyGroup::new(page, order, row)
+        KeyGroup::new(order, self.geometry().page_tokens, self.kv_head, place?)
     }
 
     /// Logits of the tile's tokens; only the visible ones mean anything.
