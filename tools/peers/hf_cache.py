@@ -18,6 +18,7 @@ import datetime
 import json
 import math
 import os
+import sys
 import time
 
 import torch
@@ -95,6 +96,8 @@ def main():
     parser.add_argument("--out", help="a JSON file that gets the table")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    # quanto compiles an extension with ninja, which pip has put beside the interpreter.
+    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
     model, tokenizer = load(arguments.model)
     with open(arguments.text, encoding="utf-8") as file:
         ids = tokenizer(file.read(), add_special_tokens=False)["input_ids"]
