@@ -28,6 +28,7 @@ mod full;
 mod keys;
 mod operand;
 mod partial;
+mod places;
 mod products;
 mod promoted;
 mod scratch;

@@ -3,19 +3,22 @@
 //! Keys lie token beside token, in tiles of `G` tokens that start `S + i·G` positions into the
 //! sequence: a tile is `[head_dim, G]`, so that a vector holds one channel of several tokens both
 //! before and after they are quantized, and a query is multiplied with a tile without a horizontal
-//! sum. Values lie channel beside channel. [`order`] says how codes lie in words. Promoted key
-//! channels have a second plane of codes in the order of the first ([`promoted`]).
+//! sum. Values lie channel beside channel. [`groups`] says what a group of packed ones consists of,
+//! [`order`] how its codes lie in words.
 
 mod floats;
+mod groups;
 pub(crate) mod order;
 mod page;
-mod promoted;
 mod residual;
+mod words;
 
 pub(crate) use floats::Floats;
+pub(crate) use groups::{
+    KeyGroup, KeyGroupMut, KeyLayout, ValueGroup, ValueGroupMut, ValueLayout, channels_of,
+};
 pub(crate) use order::{KeyOrder, ValueOrder};
 pub(crate) use page::{Page, Tensor};
-pub(crate) use promoted::{Promoted, channels_of};
 pub(crate) use residual::Slot;
 
 use crate::quantize;
@@ -23,6 +26,7 @@ use kivi_core::{
     Bits, Error, LayerSpec, PageId, PoolSpec, Result, SequenceLayout, StepPlan,
     memory::MeasuredBytes,
 };
+use std::ops::Range;
 
 /// The memory of a pool.
 #[derive(Debug)]
@@ -55,6 +59,8 @@ pub(crate) struct Geometry {
     pub(crate) page_tokens: usize,
     /// `S`
     pub(crate) sinks: usize,
+    /// Promoted channels of a group of keys.
+    pub(crate) promoted: Option<usize>,
 }
 
 impl Cache {
@@ -67,6 +73,7 @@ impl Cache {
                 group: spec.config().group_size(),
                 page_tokens: spec.config().page_tokens(),
                 sinks: spec.config().sink_length(),
+                promoted: layer.promoted_channels(),
             },
             pages: Vec::new(),
             slots: Vec::new(),
@@ -126,7 +133,7 @@ impl Cache {
         let mut total = MeasuredBytes::default();
         for layer in &self.layers {
             for page in layer.pages.iter().flatten() {
-                page.measure(&layer.geometry, &mut total);
+                page.measure(&layer.spec, &layer.geometry, &mut total);
             }
             for slot in layer.slots.iter().flatten() {
                 slot.measure(&mut total);
@@ -197,14 +204,31 @@ impl Geometry {
         self.kv_heads * self.head_dim
     }
 
-    /// How the codes of a group of keys lie.
-    pub(crate) fn key_order(&self, bits: Bits) -> KeyOrder {
-        KeyOrder { bits, channels: self.head_dim, group: self.group }
+    /// How a group of keys lies.
+    pub(crate) fn key_layout(&self, bits: Bits) -> KeyLayout {
+        let order = |bits, channels| KeyOrder { bits, channels, group: self.group };
+        let promoted = self.promoted.map(|count| order(Bits::Two, count));
+        KeyLayout { order: order(bits, self.head_dim), promoted }
     }
 
-    /// How the codes of the values of a page lie.
-    pub(crate) fn value_order(&self, bits: Bits) -> ValueOrder {
-        ValueOrder { bits, channels: self.head_dim }
+    /// How the values of a group of tokens lie.
+    pub(crate) fn value_layout(&self, bits: Bits) -> ValueLayout {
+        ValueLayout { order: ValueOrder { bits, channels: self.head_dim }, group: self.group }
+    }
+
+    /// Number of a head's group of packed tokens, in a page of which `token` is one.
+    pub(crate) fn group_row(&self, head: usize, token: usize) -> usize {
+        (head * self.page_tokens + token) / self.group
+    }
+
+    /// Head and first token of every group of packed tokens of a page that holds one of `tokens`.
+    pub(crate) fn groups_of(
+        &self,
+        tokens: &Range<usize>,
+    ) -> impl Iterator<Item = [usize; 2]> + use<> {
+        let (tokens, group) = (tokens.clone(), self.group);
+        let of_head = move |head| tokens.clone().step_by(group).map(move |token| [head, token]);
+        (0..self.kv_heads).flat_map(of_head)
     }
 
     /// Where element `(head, token, channel 0)` of keys lies in tiles of `group` tokens, `tiles`

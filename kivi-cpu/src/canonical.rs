@@ -1,70 +1,56 @@
 //! Export to and import from the canonical form.
 
-mod promoted;
+mod groups;
 
-use crate::cache::{Floats, Geometry, KeyOrder, LayerCache, Page, Tensor, order::Place};
+use crate::cache::{Floats, LayerCache, Page, Tensor};
 use kivi_core::{
-    Bits, CanonicalLayer, Error, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result,
-    SequenceLayout, quantizer::GroupParams,
+    CanonicalLayer, Error, FullTokens, KeyValue, PackedKeys, PackedValues, PageId, Result,
+    SequenceLayout,
 };
 use std::ops::Range;
 
 impl LayerCache {
-    pub(crate) fn export(&self, group: usize, layout: &SequenceLayout) -> Result<CanonicalLayer> {
+    pub(crate) fn export(&self, group: usize, sequence: &SequenceLayout) -> Result<CanonicalLayer> {
         let (g, format) = (self.geometry, self.spec.format);
-        let quantized = layout.packed.map(|end| end - g.sinks);
+        let quantized = sequence.packed.map(|end| end - g.sinks);
         let shape = |tokens| [g.kv_heads, tokens, g.head_dim];
         let mut packed_keys = PackedKeys::zeroed_for(format.keys, g.group, shape(quantized.keys))?;
         if let Some(all) = &mut packed_keys {
-            let order = g.key_order(all.bits);
+            let layout = g.key_layout(all.bits);
             for (index, tokens) in self.pages_until(quantized.keys) {
-                let page = self.page_at("export", group, layout, index)?;
-                let first = index * g.page_tokens;
-                if let Tensor::Packed { codes, scales, zeros } = &page.keys {
-                    let tokens = tokens.clone();
-                    for_each_key(&g, order, tokens, |head, token, channel, params, at| {
-                        if token.is_multiple_of(g.group) {
-                            let group = (first + token) / g.group;
-                            let (scale, zero) = (scales[params], zeros[params]);
-                            all.set_params(head, group, channel, GroupParams { scale, zero });
-                        }
-                        all.set_code(head, first + token, channel, at.get(order.bits, codes));
-                    });
-                }
-                if let Some(promoted) = &page.promoted {
-                    promoted.export(&g, first, tokens, all);
+                let page = self.page_at("export", group, sequence, index)?;
+                for [head, token] in g.groups_of(&tokens) {
+                    let first = index * g.page_tokens + token;
+                    if let Some(group) = page.key_group(&g, layout, [head, token]) {
+                        group.export(layout, [head, first], all);
+                    }
                 }
             }
         }
         let mut packed_values = None;
         if let Some(bits) = format.values.bits {
             let mut all = PackedValues::zeroed(bits, g.group, shape(quantized.values))?;
+            let layout = g.value_layout(bits);
             for (index, tokens) in self.pages_until(quantized.values) {
-                let page = self.page_at("export", group, layout, index)?;
-                if let Tensor::Packed { codes, scales, zeros } = &page.values {
-                    let first = index * g.page_tokens;
-                    for_each_value(&g, bits, tokens, |head, token, channel, params, at| {
-                        if channel.is_multiple_of(g.group) {
-                            let (scale, zero) = (scales[params], zeros[params]);
-                            let group = channel / g.group;
-                            let params = GroupParams { scale, zero };
-                            all.set_params(head, first + token, group, params);
-                        }
-                        all.set_code(head, first + token, channel, at.get(bits, codes));
-                    });
+                let page = self.page_at("export", group, sequence, index)?;
+                for [head, token] in g.groups_of(&tokens) {
+                    let (first, count) = (index * g.page_tokens + token, tokens.end - token);
+                    if let Some(part) = page.value_group(&g, layout, [head, token]) {
+                        part.export(layout, [head, first], count.min(g.group), &mut all);
+                    }
                 }
             }
             packed_values = Some(all);
         }
-        let gather = |range: Range<usize>, keys: bool| self.gather(group, layout, range, keys);
+        let gather = |range: Range<usize>, keys: bool| self.gather(group, sequence, range, keys);
         let first = |packs: bool, kept: usize| if packs { kept } else { g.sinks };
-        let tail = |first: usize| first..layout.tokens.max(first);
-        let in_sinks = || 0..layout.tokens.min(g.sinks);
+        let tail = |first: usize| first..sequence.tokens.max(first);
+        let in_sinks = || 0..sequence.tokens.min(g.sinks);
         Ok(CanonicalLayer {
             sinks: KeyValue::new(gather(in_sinks(), true)?, gather(in_sinks(), false)?),
             full: KeyValue::new(
-                gather(tail(first(packed_keys.is_some(), layout.kept.keys)), true)?,
-                gather(tail(first(packed_values.is_some(), layout.kept.values)), false)?,
+                gather(tail(first(packed_keys.is_some(), sequence.kept.keys)), true)?,
+                gather(tail(first(packed_values.is_some(), sequence.kept.values)), false)?,
             ),
             packed_keys,
             packed_values,
@@ -74,51 +60,42 @@ impl LayerCache {
     pub(crate) fn import(
         &mut self,
         group: usize,
-        layout: &SequenceLayout,
+        sequence: &SequenceLayout,
         contents: &CanonicalLayer,
     ) -> Result<()> {
-        for &page in layout.tables[group].iter().filter(|&&page| page != PageId::DROPPED) {
+        for &page in sequence.tables[group].iter().filter(|&&page| page != PageId::DROPPED) {
             self.allocate_page(page);
             // It may hold what its last owner left.
             self.page_mut("import", page)?.filled = KeyValue::default();
         }
-        self.make_room(group, layout);
+        self.make_room(group, sequence);
         let g = self.geometry;
-        let quantized = layout.packed.map(|end| end - g.sinks);
+        let quantized = sequence.packed.map(|end| end - g.sinks);
         if let Some(keys) = &contents.packed_keys {
+            let layout = g.key_layout(keys.bits);
             for (index, tokens) in self.pages_until(quantized.keys) {
-                let page = self.page_at_mut("import", group, layout, index)?;
+                let page = self.page_at_mut("import", group, sequence, index)?;
                 page.filled.keys = tokens.len();
-                let first = index * g.page_tokens;
-                if let Some(promoted) = &mut page.promoted {
-                    promoted.import(&g, first, tokens.clone(), keys);
-                }
-                if let Tensor::Packed { codes, scales, zeros } = &mut page.keys {
-                    let order = g.key_order(keys.bits);
-                    for_each_key(&g, order, tokens, |head, token, channel, params, at| {
-                        if token.is_multiple_of(g.group) {
-                            let group = (first + token) / g.group;
-                            let found = keys.params(head, group, channel);
-                            (scales[params], zeros[params]) = (found.scale, found.zero);
-                        }
-                        at.set(keys.bits, codes, keys.code(head, first + token, channel));
-                    });
+                let Some(groups) = page.keys.groups_mut() else { continue };
+                for [head, token] in g.groups_of(&tokens) {
+                    let first = index * g.page_tokens + token;
+                    if let Some(mut group) = layout.group_mut(g.group_row(head, token), groups) {
+                        group.import(layout, [head, first], keys);
+                    }
                 }
             }
         }
         if let Some(values) = &contents.packed_values {
+            let layout = g.value_layout(values.bits);
             for (index, tokens) in self.pages_until(quantized.values) {
-                let page = self.page_at_mut("import", group, layout, index)?;
+                let page = self.page_at_mut("import", group, sequence, index)?;
                 page.filled.values = tokens.len();
-                if let Tensor::Packed { codes, scales, zeros } = &mut page.values {
-                    let first = index * g.page_tokens;
-                    for_each_value(&g, values.bits, tokens, |head, token, channel, params, at| {
-                        if channel.is_multiple_of(g.group) {
-                            let found = values.params(head, first + token, channel / g.group);
-                            (scales[params], zeros[params]) = (found.scale, found.zero);
-                        }
-                        at.set(values.bits, codes, values.code(head, first + token, channel));
-                    });
+                let Some(groups) = page.values.groups_mut() else { continue };
+                for [head, token] in g.groups_of(&tokens) {
+                    let (first, count) = (index * g.page_tokens + token, tokens.end - token);
+                    if let Some(mut group) = layout.group_mut(g.group_row(head, token), groups) {
+                        group.import(layout, [head, first], count.min(g.group), values);
+                    }
                 }
             }
         }
@@ -128,7 +105,7 @@ impl LayerCache {
             (&contents.sinks.values, false),
             (&contents.full.values, false),
         ] {
-            self.scatter(group, layout, tokens, keys)?;
+            self.scatter(group, sequence, tokens, keys)?;
         }
         Ok(())
     }
@@ -294,46 +271,5 @@ fn page_id(
     match layout.tables[group].get(index) {
         Some(&page) if page != PageId::DROPPED => Ok(page),
         _ => Err(Error::request(operation, format!("page {index} was given up"))),
-    }
-}
-
-/// Calls `f` with head, token, channel, index of the scale and place of the code of every key of the
-/// first `tokens` of a page, which lie in this order.
-fn for_each_key(
-    g: &Geometry,
-    order: KeyOrder,
-    tokens: Range<usize>,
-    mut f: impl FnMut(usize, usize, usize, usize, Place),
-) {
-    let groups = g.page_tokens / g.group;
-    for head in 0..g.kv_heads {
-        for channel in 0..order.channels {
-            for token in tokens.clone() {
-                let row = head * groups + token / g.group;
-                let Place { word, shift } = order.place(token % g.group, channel);
-                let place = Place { word: row * order.words() + word, shift };
-                f(head, token, channel, row * order.channels + channel, place);
-            }
-        }
-    }
-}
-
-/// As [`for_each_key`], for values.
-fn for_each_value(
-    g: &Geometry,
-    bits: Bits,
-    tokens: Range<usize>,
-    mut f: impl FnMut(usize, usize, usize, usize, Place),
-) {
-    let (order, groups) = (g.value_order(bits), g.head_dim.div_ceil(g.group));
-    for head in 0..g.kv_heads {
-        let first = head * order.words(g.page_tokens);
-        for token in tokens.clone() {
-            for channel in 0..g.head_dim {
-                let params = (head * groups + channel / g.group) * g.page_tokens + token;
-                let Place { word, shift } = order.place(token, channel);
-                f(head, token, channel, params, Place { word: first + word, shift });
-            }
-        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     Cpu,
     cache::{
-        Floats, LayerCache, Page, Slot, Tensor, channels_of,
+        Floats, KeyGroupMut, LayerCache, Page, Slot, ValueGroupMut, channels_of,
         order::{KeyOrder, Place, offset},
     },
     isa::{Kernel, LANES, Simd},
@@ -123,55 +123,46 @@ fn fill_keys<S: Simd>(
     let Some(bits) = layer.spec.format.keys.bits else {
         return;
     };
-    let Tensor::Packed { codes, scales, zeros } = &mut page.keys else {
-        return;
-    };
-    let (order, groups) = (g.key_order(bits), g.page_tokens / g.group);
-    let mut promoted = page.promoted.as_mut();
-    let mut ranges = vec![0.0; if promoted.is_some() { g.head_dim } else { 0 }];
+    let Some(groups) = page.keys.groups_mut() else { return };
+    let layout = g.key_layout(bits);
+    let mut ranges = vec![0.0; if layout.promoted.is_some() { g.head_dim } else { 0 }];
     let mut group = Group::default();
     for position in range.clone().step_by(g.group) {
         for head in 0..g.kv_heads {
-            let row = head * groups + (position - start) / g.group;
-            let codes = &mut codes[row * order.words()..][..order.words()];
+            let row = g.group_row(head, position - start);
+            let Some(KeyGroupMut { codes, scales, zeros, mask, lo }) =
+                layout.group_mut(row, groups)
+            else {
+                return;
+            };
             codes.fill(0);
             let tile = slot.key_index(head, position);
             let elements = |channel: usize| {
                 let first = tile + channel * g.group;
                 first..first + g.group
             };
-            let Some(promoted) = &mut promoted else {
-                for channel in 0..g.head_dim {
+            if let Some(order) = layout.promoted {
+                for (channel, range) in ranges.iter_mut().enumerate() {
                     group.load(simd, &slot.ring.keys, elements(channel));
-                    let params = group.quantize(simd, bits);
-                    let at = row * g.head_dim + channel;
-                    (scales[at], zeros[at]) = (params.scale, params.zero);
-                    put_channel(simd, order, codes, channel, &group.codes);
+                    *range = quantizer::range(group.ends(simd).as_flattened().iter().copied());
                 }
-                continue;
-            };
-            for (channel, range) in ranges.iter_mut().enumerate() {
-                group.load(simd, &slot.ring.keys, elements(channel));
-                *range = quantizer::range(group.ends(simd).as_flattened().iter().copied());
+                mask.copy_from_slice(&quantizer::promote(&ranges, order.channels));
+                lo.fill(0);
             }
-            let lo_order = promoted.order;
-            let Some((mask, lo)) = promoted.group_mut(row) else { return };
-            mask.copy_from_slice(&quantizer::promote(&ranges, lo_order.channels));
-            lo.fill(0);
             let mut next = channels_of(mask).enumerate().peekable();
             for channel in 0..g.head_dim {
                 group.load(simd, &slot.ring.keys, elements(channel));
-                let params = match next.next_if(|&(_, promoted)| promoted == channel) {
-                    Some((rank, _)) => {
+                let rank = next.next_if(|&(_, promoted)| promoted == channel);
+                let params = match rank.zip(layout.promoted) {
+                    Some(((rank, _), order)) => {
                         let params = group.quantize_promoted(simd);
-                        put_channel(simd, lo_order, lo, rank, &group.lo);
+                        put_channel(simd, order, lo, rank, &group.lo);
                         params
                     }
                     None => group.quantize(simd, bits),
                 };
-                let at = row * g.head_dim + channel;
-                (scales[at], zeros[at]) = (params.scale, params.zero);
-                put_channel(simd, order, codes, channel, &group.codes);
+                (scales[channel], zeros[channel]) = (params.scale, params.zero);
+                put_channel(simd, layout.order, codes, channel, &group.codes);
             }
         }
     }
@@ -216,25 +207,25 @@ fn fill_values<S: Simd>(
     let Some(bits) = layer.spec.format.values.bits else {
         return;
     };
-    let Tensor::Packed { codes, scales, zeros } = &mut page.values else {
-        return;
-    };
-    let (order, groups) = (g.value_order(bits), g.head_dim.div_ceil(g.group));
-    let page_words = order.words(g.page_tokens);
+    let Some(groups) = page.values.groups_mut() else { return };
+    let layout = g.value_layout(bits);
     let mut group = Group::default();
     for position in range.clone() {
-        let token = position - start;
         for head in 0..g.kv_heads {
-            for index in 0..groups {
-                let first = index * g.group;
+            let row = g.group_row(head, position - start);
+            let token = (position - start) % g.group;
+            let Some(ValueGroupMut { codes, scales, zeros }) = layout.group_mut(row, groups) else {
+                return;
+            };
+            for (index, first) in (0..g.head_dim).step_by(g.group).enumerate() {
                 let length = g.group.min(g.head_dim - first);
                 let from = slot.value_index(head, position) + first;
                 group.load(simd, &slot.ring.values, from..from + length);
                 let params = group.quantize(simd, bits);
-                let at = (head * groups + index) * g.page_tokens + token;
+                let at = index * g.group + token;
                 (scales[at], zeros[at]) = (params.scale, params.zero);
-                let Place { word, shift } = order.place(token, first);
-                let words = &mut codes[head * page_words + word..][..length];
+                let Place { word, shift } = layout.order.place(token, first);
+                let words = &mut codes[word..word + length];
                 // What a token taken back has left goes.
                 let keep = !(bits.levels() << shift);
                 for (word, code) in words.iter_mut().zip(group.codes.as_flattened()) {

@@ -6,7 +6,7 @@ use super::{
     scratch::{Rows, Scratch},
 };
 use crate::{
-    cache::{KeyOrder, Page, Tensor},
+    cache::{KeyGroup, KeyOrder},
     isa::{Kernel, LANES, Simd},
 };
 use half::f16;
@@ -14,62 +14,11 @@ use half::f16;
 /// Rows of keys that are multiplied at once: 512 channels of 2 bits, 128 of 8.
 const MAX_ROWS: usize = 32;
 
-/// One group of keys of one head.
-#[derive(Clone, Copy)]
-pub(super) struct KeyGroup<'a> {
-    pub(super) order: KeyOrder,
-    codes: &'a [u32],
-    pub(super) scales: &'a [f16],
-    zeros: &'a [f16],
-    /// Of promoted channels.
-    pub(super) second: Option<SecondPlane<'a>>,
-}
-
-/// The second plane of promoted channels of a group of keys.
-#[derive(Clone, Copy)]
-pub(super) struct SecondPlane<'a> {
-    pub(super) order: KeyOrder,
-    pub(super) mask: &'a [u32],
-    pub(super) codes: &'a [u32],
-}
-
-impl<'a> KeyGroup<'a> {
-    /// The group of a head that begins with a token of a page of `page_tokens`.
-    pub(super) fn new(
-        order: KeyOrder,
-        page_tokens: usize,
-        head: usize,
-        (page, token): (&'a Page, usize),
-    ) -> Option<Self> {
-        let Tensor::Packed { codes, scales, zeros } = &page.keys else { return None };
-        let row = (head * page_tokens + token) / order.group;
-        let params = row * order.channels..(row + 1) * order.channels;
-        let codes = codes.get(row * order.words()..(row + 1) * order.words())?;
-        let (scales, zeros) = (scales.get(params.clone())?, zeros.get(params)?);
-        let second = page.promoted.as_ref().and_then(|promoted| {
-            let (mask, codes) = promoted.group(row)?;
-            Some(SecondPlane { order: promoted.order, mask, codes })
-        });
-        Some(Self { order, codes, scales, zeros, second })
-    }
-
-    /// Asks for the beginning of each part.
-    #[inline(always)]
-    pub(super) fn touch<S: Simd>(&self, simd: S) {
-        simd.prefetch(self.codes.as_ptr().cast());
-        simd.prefetch(self.scales.as_ptr().cast());
-        simd.prefetch(self.zeros.as_ptr().cast());
-        if let Some(second) = &self.second {
-            simd.prefetch(second.codes.as_ptr().cast());
-            simd.prefetch(second.mask.as_ptr().cast());
-        }
-    }
-}
-
 /// Logits of one group of keys for the active queries, into their weights from vector `first` on; of
 /// promoted channels with the upper half of their codes.
 pub(super) struct KeyCodes<'a, const QUADS: usize> {
     pub(super) scratch: &'a mut Scratch,
+    pub(super) order: KeyOrder,
     pub(super) group: KeyGroup<'a>,
     pub(super) first: usize,
     /// The group that will be read after a tile.
@@ -81,8 +30,8 @@ impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { scratch, group, first, next } = self;
-        let KeyGroup { order, codes, scales, zeros, .. } = group;
+        let Self { scratch, order, group, first, next } = self;
+        let KeyGroup { codes, scales, zeros, .. } = group;
         let Scratch { operands, active, weights, scaled, params: buffer, padded, .. } = scratch;
         let channels = order.channels.next_multiple_of(STRIPE);
         let params = if channels == order.channels {

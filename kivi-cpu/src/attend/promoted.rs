@@ -1,12 +1,12 @@
 //! The second plane of promoted key channels.
 
 use super::{
-    keys::{KeyGroup, Logits, SecondPlane, whole_rows},
+    keys::{Logits, whole_rows},
     operand::STRIPE,
     scratch::Scratch,
 };
 use crate::{
-    cache::channels_of,
+    cache::{KeyGroup, KeyOrder, channels_of},
     isa::{Kernel, Simd},
 };
 use half::f16;
@@ -15,6 +15,8 @@ use half::f16;
 /// active queries: `Σ (q∘s/4)·lo` over these channels, `s` being the scale of the upper half.
 pub(super) struct PromotedCodes<'a> {
     pub(super) scratch: &'a mut Scratch,
+    /// Of the lower half of the codes.
+    pub(super) order: KeyOrder,
     pub(super) group: KeyGroup<'a>,
     /// First vector of the group in the queries' weights.
     pub(super) first: usize,
@@ -27,12 +29,11 @@ impl Kernel for PromotedCodes<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { scratch, group, first, next } = self;
-        let Some(SecondPlane { order, mask, codes }) = group.second else { return };
+        let Self { scratch, order, group, first, next } = self;
         let Scratch { operands, active, weights, scaled, params, padded, promoted, .. } = scratch;
         let count = order.channels;
         promoted.channels.clear();
-        promoted.channels.extend(channels_of(mask).take(count));
+        promoted.channels.extend(channels_of(group.mask).take(count));
         params.clear(0..count.next_multiple_of(STRIPE));
         for (i, &channel) in promoted.channels.iter().enumerate() {
             params.set(i, &group.scales[channel..=channel], &[f16::ZERO]);
@@ -51,10 +52,9 @@ impl Kernel for PromotedCodes<'_> {
             let picked = (&promoted.queries, &[0, 1][..queries.len()]);
             operands.fold_rows::<S, 4>(simd, pair, picked, params);
         }
-        let codes = whole_rows(order, codes, padded);
+        let codes = whole_rows(order, group.lo, padded);
         let logits = Logits { active, first, add: true };
-        let next = next.and_then(|next| next.second);
-        let next = next.map_or(codes, |next| next.codes.as_chunks().0);
+        let next = next.map_or(codes, |next| next.lo.as_chunks().0);
         logits.of_codes::<S, 4>(simd, order, [codes, next], operands, weights);
     }
 }

@@ -5,7 +5,7 @@ use super::{
     full::Full,
     operand::{Operands, Params, STRIPE},
     partial::Partial,
-    walk::MIN_GROUP,
+    places::MIN_GROUP,
 };
 use crate::{cache::Geometry, isa::LANES};
 use half::f16;

@@ -5,11 +5,12 @@ use super::{
     dots::{Product, Words},
     keys::params_ahead,
     partial::Partial,
+    places::Place,
     scratch::{ParamBuffer, Scratch},
-    walk::{Place, Tile},
+    walk::Tile,
 };
 use crate::{
-    cache::{Geometry, Page, Tensor, ValueOrder},
+    cache::{ValueGroup, ValueLayout},
     isa::{Kernel, LANES, Simd},
 };
 use half::f16;
@@ -20,6 +21,7 @@ pub(super) type Row<'a> = &'a [[u32; LANES]];
 /// Adds the weighted values of a tile to the active queries' sums.
 pub(super) struct ValueCodes<'a, const QUADS: usize> {
     pub(super) tile: &'a Tile<'a>,
+    pub(super) layout: ValueLayout,
     pub(super) scratch: &'a mut Scratch,
     pub(super) words: ValueWords<'a>,
     /// Tokens from here on do not count.
@@ -53,11 +55,11 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { tile, scratch, words, end, partial } = self;
+        let Self { tile, layout, scratch, words, end, partial } = self;
         let g = tile.geometry();
         let groups = g.head_dim.div_ceil(g.group);
         for index in 0..groups {
-            let part = Channels { index, end };
+            let part = Channels { layout, index, end };
             part.load(tile, &mut scratch.params);
             part.ahead(simd, tile);
             let vectors = index * g.group..g.head_dim.min((index + 1) * g.group);
@@ -82,59 +84,10 @@ impl<const QUADS: usize> Kernel for ValueCodes<'_, QUADS> {
     }
 }
 
-/// A group of tokens of packed values, as one kv head sees them.
-#[derive(Clone, Copy)]
-pub(super) struct ValueGroup<'a> {
-    geometry: &'a Geometry,
-    page: &'a Page,
-    head: usize,
-    /// Its first token, within the page.
-    token: usize,
-}
-
-impl<'a> ValueGroup<'a> {
-    pub(super) fn new(
-        geometry: &'a Geometry,
-        head: usize,
-        (page, token): (&'a Page, usize),
-    ) -> Self {
-        Self { geometry, page, head, token }
-    }
-
-    /// The words of its codes.
-    #[inline(always)]
-    pub(super) fn words(&self, order: ValueOrder) -> Option<&'a [u32]> {
-        let Tensor::Packed { codes, .. } = &self.page.values else { return None };
-        let first = order.words(self.head * self.geometry.page_tokens + self.token);
-        codes.get(first..first + order.words(self.geometry.group))
-    }
-
-    /// Scales and zeros of one group of channels.
-    #[inline(always)]
-    fn params(&self, index: usize) -> Option<[&'a [f16]; 2]> {
-        let Geometry { head_dim, group, page_tokens, .. } = *self.geometry;
-        let Tensor::Packed { scales, zeros, .. } = &self.page.values else { return None };
-        let first = (self.head * head_dim.div_ceil(group) + index) * page_tokens + self.token;
-        Some([scales.get(first..first + group)?, zeros.get(first..first + group)?])
-    }
-
-    /// Asks for the beginning of each part; the scales and zeros of the channels between the first
-    /// and the last ones lie between theirs.
-    #[inline(always)]
-    pub(super) fn touch<S: Simd>(&self, simd: S, order: ValueOrder) {
-        if let Some(words) = self.words(order) {
-            simd.prefetch(words.as_ptr().cast());
-        }
-        let last = (self.geometry.head_dim - 1) / self.geometry.group;
-        for params in [0, last].into_iter().filter_map(|index| self.params(index)).flatten() {
-            simd.prefetch(params.as_ptr().cast());
-        }
-    }
-}
-
 /// One group of channels of values.
 #[derive(Clone, Copy)]
 struct Channels {
+    layout: ValueLayout,
     index: usize,
     /// Tokens from here on do not count.
     end: usize,
@@ -144,7 +97,10 @@ impl Channels {
     /// Scales and zeros of a group of tokens.
     #[inline(always)]
     fn params<'a>(self, tile: &Tile<'a>, place: Place<'a>) -> Option<[&'a [f16]; 2]> {
-        tile.value_group(place)?.params(self.index)
+        let group = tile.geometry().group;
+        let ValueGroup { scales, zeros, .. } = tile.value_group(place, self.layout)?;
+        let range = self.index * group..(self.index + 1) * group;
+        Some([scales.get(range.clone())?, zeros.get(range)?])
     }
 
     /// Gathers the scales and zeros of the tokens that count.

@@ -3,19 +3,20 @@
 use super::{
     Block, SPLIT_TOKENS, TILE,
     full::Source,
-    keys::{KeyCodes, KeyGroup},
+    keys::KeyCodes,
     partial::Partial,
+    places::{Place, Places},
     products::{query_keys, weighted_sum},
     promoted::PromotedCodes,
     scratch::{Query, Scratch, View},
-    values::{Row, ValueCodes, ValueGroup, ValueWords},
+    values::{Row, ValueCodes, ValueWords},
 };
 use crate::{
     Matrix,
-    cache::{Geometry, KeyOrder, LayerCache, Page, Slot, ValueOrder},
+    cache::{Geometry, LayerCache, Slot, ValueLayout},
     isa::{Kernel, LANES, Simd, slices},
 };
-use kivi_core::{Attention, Bits, KeyBias, PageId, SequencePlan, StepPlan};
+use kivi_core::{Attention, Bits, KeyBias, StepPlan};
 use std::ops::Range;
 
 /// What all blocks of a step have in common.
@@ -76,15 +77,6 @@ impl<'a> Walk<'a> {
         }
     }
 }
-
-/// Where a group of tokens is: a page, and the number of its first token in it.
-pub(super) type Place<'a> = Option<(&'a Page, usize)>;
-
-/// Where each group of tokens of a tile is.
-type Places<'a> = [Place<'a>; TILE / MIN_GROUP];
-
-/// The smallest group size.
-pub(super) const MIN_GROUP: usize = 16;
 
 /// A tile of a sequence, as one kv head sees it.
 pub(super) struct Tile<'a> {
@@ -150,58 +142,6 @@ impl Kernel for Split<'_> {
     }
 }
 
-impl<'a> Walk<'a> {
-    /// Asks for the beginning of every group of a split, and of the tile after it, at once. A
-    /// processor waits when it is asked for a line of a page of memory that it has to look up;
-    /// these waits go by together.
-    #[inline(always)]
-    fn touch<S: Simd>(
-        &self,
-        simd: S,
-        sequence: &SequencePlan,
-        kv_head: usize,
-        positions: Range<usize>,
-    ) {
-        let g = &self.layer.geometry;
-        let bits = self.layer.spec.format.map(|format| format.bits);
-        let end = positions.end.min(positions.start + SPLIT_TOKENS + TILE);
-        for start in (positions.start..end).step_by(TILE) {
-            for place in self.places(sequence, start).into_iter().flatten() {
-                if let Some(bits) = bits.keys {
-                    let group = KeyGroup::new(g.key_order(bits), g.page_tokens, kv_head, place);
-                    group.iter().for_each(|group| group.touch(simd));
-                }
-                if let Some(bits) = bits.values {
-                    let group = ValueGroup::new(g, kv_head, place);
-                    group.touch(simd, g.value_order(bits));
-                }
-            }
-        }
-    }
-
-    /// Where the groups of a tile are that starts at a position; nowhere for sinks and what has no
-    /// page.
-    fn places(&self, sequence: &SequencePlan, start: usize) -> Places<'a> {
-        let g = &self.layer.geometry;
-        let mut places = [None; TILE / MIN_GROUP];
-        if start < g.sinks {
-            return places;
-        }
-        let (mut index, mut token) = g.locate(start);
-        for place in places.iter_mut().take(TILE / g.group) {
-            let id = sequence.before.tables[self.group].get(index);
-            let id = id.filter(|&&id| id != PageId::DROPPED);
-            let page = id.and_then(|id| self.layer.pages.get(id.index())).and_then(Option::as_ref);
-            *place = page.map(|page| (page, token));
-            token += g.group;
-            if token == g.page_tokens {
-                (index, token) = (index + 1, 0);
-            }
-        }
-        places
-    }
-}
-
 impl<'a> Tile<'a> {
     pub(super) fn geometry(&self) -> &'a Geometry {
         &self.walk.layer.geometry
@@ -230,11 +170,6 @@ impl<'a> Tile<'a> {
         (0..tokens).step_by(group).map(move |first| first..tokens.min(first + group))
     }
 
-    /// A group of keys of this tile or the next.
-    fn key_group(&self, place: Place<'a>, order: KeyOrder) -> Option<KeyGroup<'a>> {
-        KeyGroup::new(order, self.geometry().page_tokens, self.kv_head, place?)
-    }
-
     /// Logits of the tile's tokens; only the visible ones mean anything.
     #[inline(always)]
     fn logits<S: Simd>(&self, simd: S, scratch: &mut Scratch) {
@@ -247,17 +182,18 @@ impl<'a> Tile<'a> {
             scratch.activate(|view| sees(view, true));
             if !scratch.active.is_empty()
                 && let Some(bits) = self.walk.layer.spec.format.keys.bits
-                && let Some(group) = self.key_group(self.pages[index], g.key_order(bits))
+                && let layout = g.key_layout(bits)
+                && let Some(group) = self.key_group(self.pages[index], layout)
             {
-                let first = tokens.start / LANES;
-                let next = self.key_group(self.next[index], group.order);
+                let (order, first) = (layout.order, tokens.start / LANES);
+                let next = self.key_group(self.next[index], layout);
                 match bits {
-                    Bits::Two => simd.call(KeyCodes::<4> { scratch, group, first, next }),
-                    Bits::Four => simd.call(KeyCodes::<2> { scratch, group, first, next }),
-                    Bits::Eight => simd.call(KeyCodes::<1> { scratch, group, first, next }),
+                    Bits::Two => simd.call(KeyCodes::<4> { scratch, order, group, first, next }),
+                    Bits::Four => simd.call(KeyCodes::<2> { scratch, order, group, first, next }),
+                    Bits::Eight => simd.call(KeyCodes::<1> { scratch, order, group, first, next }),
                 }
-                if group.second.is_some() {
-                    simd.call(PromotedCodes { scratch, group, first, next });
+                if let Some(order) = layout.promoted {
+                    simd.call(PromotedCodes { scratch, order, group, first, next });
                 }
             }
             scratch.activate(|view| sees(view, false));
@@ -342,47 +278,40 @@ impl<'a> Tile<'a> {
         let seen = scratch.active.iter().map(|&query| sees(&scratch.views[query]));
         let all = seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let Some(Range { start, end }) = all else { return };
-        let (order, per_word) = (self.geometry().value_order(bits), bits.codes_per_word());
+        let (layout, per_word) = (self.geometry().value_layout(bits), bits.codes_per_word());
         let mut padded = std::mem::take(&mut scratch.padded);
         // At 8 bits a row is four tokens.
         let mut rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
         let words = start / per_word..end.div_ceil(per_word);
-        if order.width().is_multiple_of(LANES) {
-            self.value_rows(&self.pages, order, &mut rows[..words.end]);
+        let whole = layout.order.width().is_multiple_of(LANES);
+        if whole {
+            self.value_rows(&self.pages, layout, &mut rows[..words.end]);
             rows[..words.start].fill(&[]);
         } else {
-            self.pad_value_rows(order, words.clone(), &mut padded, &mut rows);
+            self.pad_value_rows(layout, words.clone(), &mut padded, &mut rows);
         }
         let mut next = rows;
-        if order.width().is_multiple_of(LANES) {
-            self.value_rows(&self.next, order, &mut next);
+        if whole {
+            self.value_rows(&self.next, layout, &mut next);
         }
         let words = ValueWords { rows: &rows[..words.end], next: &next };
         let tile = self;
         match bits {
-            Bits::Two => simd.call(ValueCodes::<4> { tile, scratch, words, end, partial }),
-            Bits::Four => simd.call(ValueCodes::<2> { tile, scratch, words, end, partial }),
-            Bits::Eight => simd.call(ValueCodes::<1> { tile, scratch, words, end, partial }),
+            Bits::Two => simd.call(ValueCodes::<4> { tile, layout, scratch, words, end, partial }),
+            Bits::Four => simd.call(ValueCodes::<2> { tile, layout, scratch, words, end, partial }),
+            Bits::Eight => {
+                simd.call(ValueCodes::<1> { tile, layout, scratch, words, end, partial });
+            }
         }
         scratch.padded = padded;
     }
 
-    /// A group of values of this tile or the next.
-    pub(super) fn value_group(&self, place: Place<'a>) -> Option<ValueGroup<'a>> {
-        place.map(|place| ValueGroup::new(self.geometry(), self.kv_head, place))
-    }
-
-    /// The words of the values of a group of tokens.
-    fn value_words(&self, place: Place<'a>, order: ValueOrder) -> Option<&'a [u32]> {
-        self.value_group(place)?.words(order)
-    }
-
     /// The rows of words of values, which are whole vectors.
-    fn value_rows(&self, places: &Places<'a>, order: ValueOrder, rows: &mut [Row<'a>]) {
-        let per_group = self.geometry().group / order.bits.codes_per_word();
+    fn value_rows(&self, places: &Places<'a>, layout: ValueLayout, rows: &mut [Row<'a>]) {
+        let per_group = layout.group / layout.order.bits.codes_per_word();
         for (rows, &place) in rows.chunks_mut(per_group).zip(places) {
-            let words = self.value_words(place, order).unwrap_or_default();
-            for (row, words) in rows.iter_mut().zip(words.chunks_exact(order.width())) {
+            let words = self.value_words(place, layout);
+            for (row, words) in rows.iter_mut().zip(words.chunks_exact(layout.order.width())) {
                 *row = words.as_chunks().0;
             }
         }
@@ -391,23 +320,30 @@ impl<'a> Tile<'a> {
     /// The rows of words of values, which are not whole vectors: copied and filled up.
     fn pad_value_rows<'b>(
         &self,
-        order: ValueOrder,
+        layout: ValueLayout,
         words: Range<usize>,
         padded: &'b mut Vec<[u32; LANES]>,
         rows: &mut [Row<'b>],
     ) {
-        let per_group = self.geometry().group / order.bits.codes_per_word();
-        let vectors = order.width().div_ceil(LANES);
+        let (width, per_group) = {
+            let ValueLayout { order, group } = layout;
+            (order.width(), group / order.bits.codes_per_word())
+        };
+        let vectors = width.div_ceil(LANES);
         padded.clear();
         padded.resize(words.len() * vectors, [0; LANES]);
         for (row, to) in words.clone().zip(padded.chunks_exact_mut(vectors)) {
-            let group = self.value_words(self.pages[row / per_group], order).unwrap_or_default();
-            let found = group.chunks_exact(order.width()).nth(row % per_group).unwrap_or_default();
+            let group = self.value_words(self.pages[row / per_group], layout);
+            let found = group.chunks_exact(width).nth(row % per_group).unwrap_or_default();
             to.as_flattened_mut()[..found.len()].copy_from_slice(found);
         }
         for (row, to) in words.zip(padded.chunks_exact(vectors)) {
             rows[row] = to;
         }
+    }
+
+    fn value_words(&self, place: Place<'a>, layout: ValueLayout) -> &'a [u32] {
+        self.value_group(place, layout).map_or(&[], |group| group.codes)
     }
 
     /// Adds the weighted values that are seen in full precision.

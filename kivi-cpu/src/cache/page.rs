@@ -1,7 +1,6 @@
 //! One page of one layer.
 
-use super::{Floats, Geometry, Promoted};
-use half::f16;
+use super::{Floats, Geometry, KeyGroup, KeyLayout, ValueGroup, ValueLayout, words::Words};
 use kivi_core::{Bits, Format, KeyValue, LayerSpec, memory::MeasuredBytes};
 
 /// `page_tokens` consecutive tokens.
@@ -9,8 +8,6 @@ use kivi_core::{Bits, Format, KeyValue, LayerSpec, memory::MeasuredBytes};
 pub(crate) struct Page {
     pub(crate) keys: Tensor,
     pub(crate) values: Tensor,
-    /// The second plane of the keys, if channels of them are promoted.
-    pub(crate) promoted: Option<Promoted>,
     /// Tokens that hold something.
     pub(crate) filled: KeyValue<usize>,
 }
@@ -21,70 +18,104 @@ pub(crate) enum Tensor {
     /// An uncompressed format: keys `[kv_heads, page_tokens / G, head_dim, G]`, values
     /// `[kv_heads, page_tokens, head_dim]`.
     Full(Floats),
-    /// Keys `[kv_heads, page_tokens / G]` groups of codes as in [`KeyOrder`](super::KeyOrder), scales and zeros
-    /// `[kv_heads, page_tokens / G, head_dim]`. Values `[kv_heads]` codes as in [`ValueOrder`](super::ValueOrder),
-    /// scales and zeros `[kv_heads, ⌈head_dim / G⌉, page_tokens]`.
-    Packed { codes: Box<[u32]>, scales: Box<[f16]>, zeros: Box<[f16]> },
+    /// `[kv_heads, page_tokens / G]` groups as in [`KeyLayout`] or [`ValueLayout`].
+    Packed(Words),
 }
 
 impl Default for Tensor {
     fn default() -> Self {
-        Self::Packed { codes: Box::default(), scales: Box::default(), zeros: Box::default() }
+        Self::Packed(Words::default())
     }
 }
 
 impl Page {
     pub(super) fn new(spec: &LayerSpec, geometry: &Geometry) -> Self {
-        let Geometry { kv_heads, head_dim, group, page_tokens, .. } = *geometry;
-        let tensor =
-            |format: Format, words: &dyn Fn(Bits) -> usize, params: usize| match format.bits {
-                None => Tensor::Full(Floats::zeroed(format.store, page_tokens * geometry.width())),
-                Some(bits) => Tensor::Packed {
-                    codes: vec![0; kv_heads * words(bits)].into(),
-                    scales: vec![f16::ZERO; kv_heads * params].into(),
-                    zeros: vec![f16::ZERO; kv_heads * params].into(),
-                },
-            };
+        let Geometry { kv_heads, group, page_tokens, .. } = *geometry;
+        let tensor = |format: Format, words: &dyn Fn(Bits) -> usize| match format.bits {
+            None => Tensor::Full(Floats::zeroed(format.store, page_tokens * geometry.width())),
+            Some(bits) => {
+                Tensor::Packed(Words::zeroed(kv_heads * (page_tokens / group) * words(bits)))
+            }
+        };
         Self {
-            keys: tensor(
-                spec.format.keys,
-                &|bits| page_tokens / group * geometry.key_order(bits).words(),
-                page_tokens / group * head_dim,
-            ),
-            values: tensor(
-                spec.format.values,
-                &|bits| geometry.value_order(bits).words(page_tokens),
-                page_tokens * head_dim.div_ceil(group),
-            ),
-            promoted: spec.promoted_channels().map(|count| Promoted::new(count, geometry)),
+            keys: tensor(spec.format.keys, &|bits| geometry.key_layout(bits).words()),
+            values: tensor(spec.format.values, &|bits| geometry.value_layout(bits).words()),
             filled: KeyValue::default(),
         }
     }
 
-    pub(super) fn measure(&self, geometry: &Geometry, total: &mut MeasuredBytes) {
-        let tensors = [(&self.keys, self.filled.keys), (&self.values, self.filled.values)];
-        for (tensor, filled) in tensors {
-            // Every part of a page grows in proportion to the tokens in it.
-            let share = |bytes: usize| bytes / geometry.page_tokens * filled;
-            match tensor {
-                Tensor::Full(floats) => {
-                    total.allocated += floats.bytes();
-                    total.full_precision += share(floats.bytes());
-                }
-                Tensor::Packed { codes, scales, zeros } => {
-                    let codes = size_of_val::<[u32]>(codes);
-                    let params = size_of_val::<[f16]>(scales) + size_of_val::<[f16]>(zeros);
-                    total.allocated += codes + params;
-                    total.codes += codes * filled / geometry.page_tokens;
-                    total.scales_and_zeros += params * filled / geometry.page_tokens;
-                }
+    /// The packed keys of a head that hold a token, the first of a group.
+    #[inline(always)]
+    pub(crate) fn key_group(
+        &self,
+        g: &Geometry,
+        layout: KeyLayout,
+        [head, token]: [usize; 2],
+    ) -> Option<KeyGroup<'_>> {
+        layout.group(g.group_row(head, token), self.keys.groups()?)
+    }
+
+    /// As [`key_group`](Self::key_group), of values.
+    #[inline(always)]
+    pub(crate) fn value_group(
+        &self,
+        g: &Geometry,
+        layout: ValueLayout,
+        [head, token]: [usize; 2],
+    ) -> Option<ValueGroup<'_>> {
+        layout.group(g.group_row(head, token), self.values.groups()?)
+    }
+
+    pub(super) fn measure(&self, spec: &LayerSpec, g: &Geometry, total: &mut MeasuredBytes) {
+        for (tensor, filled) in [(&self.keys, self.filled.keys), (&self.values, self.filled.values)]
+        {
+            total.allocated += tensor.bytes();
+            if let Tensor::Full(floats) = tensor {
+                // Every part of a page grows in proportion to the tokens in it.
+                total.full_precision += floats.bytes() / g.page_tokens * filled;
             }
         }
-        if let Some(Promoted { masks, lo, .. }) = &self.promoted {
-            let [masks, lo] = [size_of_val::<[u32]>(masks), size_of_val::<[u32]>(lo)];
-            total.allocated += masks + lo;
-            total.channel_masks += masks * self.filled.keys / geometry.page_tokens;
-            total.codes += lo * self.filled.keys / geometry.page_tokens;
+        let bytes =
+            |words: usize, filled: usize| g.kv_heads * words * size_of::<u32>() * filled / g.group;
+        if let Some(bits) = spec.format.keys.bits {
+            let layout = g.key_layout(bits);
+            let bytes = |words: usize| bytes(words, self.filled.keys);
+            total.codes += bytes(layout.order.words()) + bytes(layout.lo_words());
+            total.scales_and_zeros += bytes(layout.param_words());
+            total.channel_masks += bytes(layout.mask_words());
+        }
+        if let Some(bits) = spec.format.values.bits {
+            let layout = g.value_layout(bits);
+            let bytes = |words: usize| bytes(words, self.filled.values);
+            total.codes += bytes(layout.order.words(g.group));
+            total.scales_and_zeros += bytes(layout.param_words());
+        }
+    }
+}
+
+impl Tensor {
+    /// Of the buffer.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Full(floats) => floats.bytes(),
+            Self::Packed(words) => size_of_val::<[u32]>(words),
+        }
+    }
+
+    /// The packed groups, `None` in full precision.
+    #[inline(always)]
+    pub(crate) fn groups(&self) -> Option<&[u32]> {
+        match self {
+            Self::Full(_) => None,
+            Self::Packed(words) => Some(words),
+        }
+    }
+
+    /// The same, to be written.
+    pub(crate) fn groups_mut(&mut self) -> Option<&mut [u32]> {
+        match self {
+            Self::Full(_) => None,
+            Self::Packed(words) => Some(words),
         }
     }
 }
