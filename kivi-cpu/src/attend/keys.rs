@@ -46,7 +46,7 @@ impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
             params_ahead(simd, next.zeros);
         }
         for (pair, queries) in active.chunks(2).enumerate() {
-            operands.fold_rows::<S, QUADS>(simd, pair, (scaled, queries), params);
+            operands.fold_rows::<S, QUADS>(simd, pair, (scaled, queries), &[params]);
         }
         let codes = whole_rows(order, codes, padded);
         let next = next.map_or(codes, |next| next.codes.as_chunks().0);
@@ -58,8 +58,8 @@ impl<const QUADS: usize> Kernel for KeyCodes<'_, QUADS> {
 /// Asks for the cache lines of scales or zeros.
 #[inline(always)]
 pub(super) fn params_ahead<S: Simd>(simd: S, params: &[f16]) {
-    for line in params.chunks(32) {
-        simd.prefetch(line.as_ptr().cast());
+    for first in (0..params.len()).step_by(32) {
+        simd.prefetch(params.as_ptr().wrapping_add(first).cast());
     }
 }
 
@@ -90,8 +90,9 @@ struct KeyWords<'a> {
 
 impl Words for KeyWords<'_> {
     #[inline(always)]
-    fn get<const V: usize>(&self, row: usize, first: usize) -> Option<&[[u32; LANES]; V]> {
-        self.codes.get(row * self.width + first..).and_then(<[_]>::first_chunk)
+    fn get<const V: usize>(&self, row: usize, first: usize) -> &[[u32; LANES]; V] {
+        let words = self.codes.get(row * self.width + first..).and_then(<[_]>::first_chunk);
+        words.unwrap_or(const { &[[0; LANES]; V] })
     }
 
     #[inline(always)]

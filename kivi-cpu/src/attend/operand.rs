@@ -62,6 +62,11 @@ impl<'a> Params<'a> {
             |x: &'a [f16]| &bytemuck::cast_slice::<f16, [u8; 2]>(x).as_chunks().0[..length];
         Self { scales: vectors(scales), zeros: vectors(zeros) }
     }
+
+    /// Vectors of each.
+    fn len(&self) -> usize {
+        self.scales.len()
+    }
 }
 
 /// Pairs of operands, and the planes of each.
@@ -99,7 +104,7 @@ impl Operands {
         simd: S,
         pair: usize,
         (matrix, rows): (&Rows, &[usize]),
-        params: Params<'_>,
+        params: &[Params<'_>],
     ) {
         match *rows {
             [] => {}
@@ -110,8 +115,9 @@ impl Operands {
         }
     }
 
-    /// Folds `Σ_i a_i·(s_i·c_i + z_i)` for each of the first `Q` operands of a pair; the vectors `a`
-    /// are as long as the scales, a multiple of [`STRIPE`]. Elements with `a_i = 0` do not count even if `z_i` is NaN.
+    /// Folds `Σ_i a_i·(s_i·c_i + z_i)` for each of the first `Q` operands of a pair; the scales and
+    /// zeros lie in several parts, and the vectors `a` are as long as all of them, a multiple of
+    /// [`STRIPE`]. Elements with `a_i = 0` do not count even if `z_i` is NaN.
     ///
     /// The width of the codes is a constant, as in [`dots`](super::dots): one loop for two shifts
     /// would shift by a variable (*measured*: twice the instructions).
@@ -121,10 +127,9 @@ impl Operands {
         simd: S,
         pair: usize,
         a: [&[[f32; LANES]]; Q],
-        params: Params<'_>,
+        params: &[Params<'_>],
     ) {
-        let Params { scales, zeros } = params;
-        let length = scales.len();
+        let length = params.iter().map(Params::len).sum();
         let folded = &mut self.folded[..length];
         let mut vectors = a;
         for q in 0..Q {
@@ -132,17 +137,28 @@ impl Operands {
         }
         let zero = simd.splat(0.0);
         let (mut largest, mut sum, mut constant) = ([zero; Q], [zero; Q], [zero; Q]);
-        for i in 0..length {
-            let s = simd.load_f16_le(&scales[i]);
-            let z = simd.load_f16_le(&zeros[i]);
+        let mut start = 0;
+        for Params { scales, zeros } in params {
+            let length = scales.len();
+            let folded = &mut folded[start..start + length];
+            let zeros = &zeros[..length];
+            let mut a = vectors;
             for q in 0..Q {
-                let a = simd.load(&vectors[q][i]);
-                let x = simd.mul(a, s);
-                simd.store(x, &mut folded[i][q]);
-                largest[q] = simd.max(simd.abs(x), largest[q]);
-                sum[q] = simd.add(sum[q], x);
-                constant[q] = simd.mul_add(a, z, constant[q]);
+                a[q] = &vectors[q][start..start + length];
             }
+            for i in 0..length {
+                let s = simd.load_f16_le(&scales[i]);
+                let z = simd.load_f16_le(&zeros[i]);
+                for q in 0..Q {
+                    let a = simd.load(&a[q][i]);
+                    let x = simd.mul(a, s);
+                    simd.store(x, &mut folded[i][q]);
+                    largest[q] = simd.max(simd.abs(x), largest[q]);
+                    sum[q] = simd.add(sum[q], x);
+                    constant[q] = simd.mul_add(a, z, constant[q]);
+                }
+            }
+            start += length;
         }
         // The largest integer.
         let top = const { (127 << shift(8 / QUADS as u32)) as f32 };
@@ -181,7 +197,7 @@ impl Operands {
             let known = simd.mul_add(sum[q], simd.splat(offset), known);
             let mut total = simd.sum(simd.add(known, constant[q]));
             if total.is_nan() {
-                let constant = skip_zeros(simd, vectors[q], zeros);
+                let constant = skip_zeros(simd, vectors[q], params);
                 total = simd.sum(simd.add(known, constant));
             }
             self.list[pair][q] = Operand { unit, constant: total };
@@ -191,9 +207,9 @@ impl Operands {
 
 /// Lane sums of `Σ a·z` over the elements with `a ≠ 0`.
 #[inline(always)]
-fn skip_zeros<S: Simd>(simd: S, a: &[[f32; LANES]], zeros: &[[[u8; 2]; LANES]]) -> S::F32 {
+fn skip_zeros<S: Simd>(simd: S, a: &[[f32; LANES]], params: &[Params<'_>]) -> S::F32 {
     let mut constant = simd.splat(0.0);
-    for (a, z) in a.iter().zip(zeros) {
+    for (a, z) in a.iter().zip(params.iter().flat_map(|params| params.zeros)) {
         let (a, z) = (simd.load(a), simd.load_f16_le(z));
         let used = simd.less(simd.splat(0.0), simd.abs(a));
         let z = simd.bits_to_f32(simd.and(simd.f32_to_bits(z), used));

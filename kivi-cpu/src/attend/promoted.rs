@@ -50,7 +50,7 @@ impl Kernel for PromotedCodes<'_> {
                 to[promoted.channels.len()..].fill(0.0);
             }
             let picked = (&promoted.queries, &[0, 1][..queries.len()]);
-            operands.fold_rows::<S, 4>(simd, pair, picked, params);
+            operands.fold_rows::<S, 4>(simd, pair, picked, &[params]);
         }
         let codes = whole_rows(order, group.lo, padded);
         let logits = Logits { active, first, add: true };

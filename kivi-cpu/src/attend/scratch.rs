@@ -5,7 +5,6 @@ use super::{
     full::Full,
     operand::{Operands, Params, STRIPE},
     partial::Partial,
-    places::MIN_GROUP,
 };
 use crate::{cache::Geometry, isa::LANES};
 use half::f16;
@@ -142,20 +141,6 @@ impl ParamBuffer {
     pub(super) fn set(&mut self, first: usize, scales: &[f16], zeros: &[f16]) {
         self.scales[first..first + scales.len()].copy_from_slice(scales);
         self.zeros[first..first + zeros.len()].copy_from_slice(zeros);
-    }
-
-    /// Sets elements from `first` on, a multiple of [`MIN_GROUP`] as their number is: copied in
-    /// vectors, without a call.
-    #[inline(always)]
-    pub(super) fn set_groups(&mut self, first: usize, scales: &[f16], zeros: &[f16]) {
-        let copy = |to: &mut [f16], from: &[f16]| {
-            let to = to[first..].as_chunks_mut::<MIN_GROUP>().0;
-            for (to, from) in to.iter_mut().zip(from.as_chunks().0) {
-                *to = *from;
-            }
-        };
-        copy(&mut self.scales, scales);
-        copy(&mut self.zeros, zeros);
     }
 
     /// Sets a range of elements to 0.

@@ -5,15 +5,15 @@ use super::{
     full::Source,
     keys::KeyCodes,
     partial::Partial,
-    places::{Place, Places},
+    places::Places,
     products::{query_keys, weighted_sum},
     promoted::PromotedCodes,
     scratch::{Query, Scratch, View},
-    values::{Row, ValueCodes, ValueWords},
+    values::{Row, ValueCodes, ValueWords, pad_value_rows, value_rows},
 };
 use crate::{
     Matrix,
-    cache::{Geometry, LayerCache, Slot, ValueLayout},
+    cache::{Geometry, LayerCache, Slot},
     isa::{Kernel, LANES, Simd, slices},
 };
 use kivi_core::{Attention, Bits, KeyBias, StepPlan};
@@ -283,67 +283,29 @@ impl<'a> Tile<'a> {
         // At 8 bits a row is four tokens.
         let mut rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
         let words = start / per_word..end.div_ceil(per_word);
-        let whole = layout.order.width().is_multiple_of(LANES);
-        if whole {
-            self.value_rows(&self.pages, layout, &mut rows[..words.end]);
+        let of = |places: &Places<'a>| places.map(|place| self.value_group(place, layout));
+        let (groups, next) = (&of(&self.pages), &of(&self.next));
+        let mut next_rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
+        if layout.order.width().is_multiple_of(LANES) {
+            value_rows(layout, groups, &mut rows[..words.end]);
             rows[..words.start].fill(&[]);
+            value_rows(layout, next, &mut next_rows);
         } else {
-            self.pad_value_rows(layout, words.clone(), &mut padded, &mut rows);
+            pad_value_rows(layout, groups, words.clone(), &mut padded, &mut rows);
         }
-        let mut next = rows;
-        if whole {
-            self.value_rows(&self.next, layout, &mut next);
-        }
-        let words = ValueWords { rows: &rows[..words.end], next: &next };
-        let tile = self;
+        let words = ValueWords { rows: &rows[..words.end], next: &next_rows };
         match bits {
-            Bits::Two => simd.call(ValueCodes::<4> { tile, layout, scratch, words, end, partial }),
-            Bits::Four => simd.call(ValueCodes::<2> { tile, layout, scratch, words, end, partial }),
+            Bits::Two => {
+                simd.call(ValueCodes::<4> { layout, scratch, groups, next, words, end, partial });
+            }
+            Bits::Four => {
+                simd.call(ValueCodes::<2> { layout, scratch, groups, next, words, end, partial });
+            }
             Bits::Eight => {
-                simd.call(ValueCodes::<1> { tile, layout, scratch, words, end, partial });
+                simd.call(ValueCodes::<1> { layout, scratch, groups, next, words, end, partial });
             }
         }
         scratch.padded = padded;
-    }
-
-    /// The rows of words of values, which are whole vectors.
-    fn value_rows(&self, places: &Places<'a>, layout: ValueLayout, rows: &mut [Row<'a>]) {
-        let per_group = layout.group / layout.order.bits.codes_per_word();
-        for (rows, &place) in rows.chunks_mut(per_group).zip(places) {
-            let words = self.value_words(place, layout);
-            for (row, words) in rows.iter_mut().zip(words.chunks_exact(layout.order.width())) {
-                *row = words.as_chunks().0;
-            }
-        }
-    }
-
-    /// The rows of words of values, which are not whole vectors: copied and filled up.
-    fn pad_value_rows<'b>(
-        &self,
-        layout: ValueLayout,
-        words: Range<usize>,
-        padded: &'b mut Vec<[u32; LANES]>,
-        rows: &mut [Row<'b>],
-    ) {
-        let (width, per_group) = {
-            let ValueLayout { order, group } = layout;
-            (order.width(), group / order.bits.codes_per_word())
-        };
-        let vectors = width.div_ceil(LANES);
-        padded.clear();
-        padded.resize(words.len() * vectors, [0; LANES]);
-        for (row, to) in words.clone().zip(padded.chunks_exact_mut(vectors)) {
-            let group = self.value_words(self.pages[row / per_group], layout);
-            let found = group.chunks_exact(width).nth(row % per_group).unwrap_or_default();
-            to.as_flattened_mut()[..found.len()].copy_from_slice(found);
-        }
-        for (row, to) in words.zip(padded.chunks_exact(vectors)) {
-            rows[row] = to;
-        }
-    }
-
-    fn value_words(&self, place: Place<'a>, layout: ValueLayout) -> &'a [u32] {
-        self.value_group(place, layout).map_or(&[], |group| group.codes)
     }
 
     /// Adds the weighted values that are seen in full precision.
