@@ -6,6 +6,11 @@ use crate::{
 };
 use std::ops::Range;
 
+/// How many channels of keys ahead of its use memory is asked for, and how many tokens of values: a
+/// sequence's own tokens lie apart from everything else that a step reads.
+const KEYS_AHEAD: usize = 16;
+const VALUES_AHEAD: usize = 8;
+
 /// Scratch for at most `G` tokens: with `G = 32` and head_dim 128, 16 KiB each for keys and values.
 #[derive(Debug, Default)]
 pub(super) struct Full {
@@ -70,6 +75,8 @@ impl Full {
         [step, length, group]: [usize; 3],
     ) {
         for out in self.keys.chunks_exact_mut(group) {
+            let ahead = first + KEYS_AHEAD * step;
+            floats.prefetch(simd, ahead..ahead + length);
             floats.load(simd, first..first + length, &mut out[..length]);
             first += step;
         }
@@ -95,6 +102,8 @@ impl Full {
                     _ => (&slot.ring.values, slot.value_index(head, position)),
                 }
             };
+            let ahead = first + VALUES_AHEAD * g.head_dim;
+            floats.prefetch(simd, ahead..ahead + g.head_dim);
             floats.load(simd, first..first + g.head_dim, &mut out[..g.head_dim]);
         }
     }

@@ -98,6 +98,19 @@ impl Floats {
         }
     }
 
+    /// Asks for the cache lines of a range that will be read soon; it need not exist.
+    #[inline(always)]
+    pub(crate) fn prefetch<S: Simd>(&self, simd: S, range: Range<usize>) {
+        let (base, size): (*const u8, _) = match self {
+            Self::F16(x) => (x.as_ptr().cast(), size_of::<f16>()),
+            Self::Bf16(x) => (x.as_ptr().cast(), size_of::<bf16>()),
+            Self::F32(x) => (x.as_ptr().cast(), size_of::<f32>()),
+        };
+        for byte in (range.start * size..range.end * size).step_by(64) {
+            simd.prefetch(base.wrapping_add(byte));
+        }
+    }
+
     /// One element as f32, exactly.
     pub(crate) fn get(&self, index: usize) -> f32 {
         match self {
