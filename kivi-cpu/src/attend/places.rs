@@ -1,15 +1,11 @@
-//! Where the groups of a tile lie in memory, and what is asked for ahead of its use.
+//! Where the groups of a tile lie in memory.
 
 use super::{
-    SPLIT_TOKENS, TILE,
+    TILE,
     walk::{Tile, Walk},
 };
-use crate::{
-    cache::{KeyGroup, KeyLayout, Page, ValueGroup, ValueLayout},
-    isa::Simd,
-};
+use crate::cache::{KeyGroup, KeyLayout, Page, ValueGroup, ValueLayout};
 use kivi_core::{PageId, SequencePlan};
-use std::ops::Range;
 
 /// Where a group of tokens is: a page, and the number of its first token in it.
 pub(super) type Place<'a> = Option<(&'a Page, usize)>;
@@ -21,35 +17,6 @@ pub(super) type Places<'a> = [Place<'a>; TILE / MIN_GROUP];
 pub(super) const MIN_GROUP: usize = 16;
 
 impl<'a> Walk<'a> {
-    /// Asks for the beginning of every group of a split, and of the tile after it, at once. A
-    /// processor waits when it is asked for a line of a page of memory that it has to look up;
-    /// these waits go by together.
-    #[inline(always)]
-    pub(super) fn touch<S: Simd>(
-        &self,
-        simd: S,
-        sequence: &SequencePlan,
-        kv_head: usize,
-        positions: Range<usize>,
-    ) {
-        let g = &self.layer.geometry;
-        let bits = self.layer.spec.format.map(|format| format.bits);
-        let keys = bits.keys.map(|bits| g.key_layout(bits));
-        let values = bits.values.map(|bits| g.value_layout(bits));
-        let end = positions.end.min(positions.start + SPLIT_TOKENS + TILE);
-        for start in (positions.start..end).step_by(TILE) {
-            for (page, token) in self.places(sequence, start).into_iter().flatten() {
-                let at = [kv_head, token];
-                if let Some(group) = keys.and_then(|layout| page.key_group(g, layout, at)) {
-                    simd.prefetch(group.codes.as_ptr().cast());
-                }
-                if let Some(group) = values.and_then(|layout| page.value_group(g, layout, at)) {
-                    simd.prefetch(group.codes.as_ptr().cast());
-                }
-            }
-        }
-    }
-
     /// Where the groups of a tile are that starts at a position; nowhere for sinks and what has no
     /// page.
     pub(super) fn places(&self, sequence: &SequencePlan, start: usize) -> Places<'a> {

@@ -89,17 +89,12 @@ pub(super) struct Tile<'a> {
     pub(super) next: Places<'a>,
 }
 
-/// Where the first tile after the sinks begins that starts in a split or later.
-fn first_tile(g: &Geometry, split: usize) -> usize {
-    g.sinks + (split * SPLIT_TOKENS).saturating_sub(g.sinks).next_multiple_of(TILE)
-}
-
 /// Tiles of a split: those that start in it.
 fn tiles(g: &Geometry, number: usize, end: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let sinks = g.sinks;
     let split = number * SPLIT_TOKENS..end.min((number + 1) * SPLIT_TOKENS);
     let in_sinks = (0..sinks.min(split.end)).step_by(TILE).map(move |t| t..sinks.min(t + TILE));
-    let first = first_tile(g, number);
+    let first = sinks + split.start.saturating_sub(sinks).next_multiple_of(TILE);
     let after = (first..split.end.max(first)).step_by(TILE).map(move |t| t..t + TILE);
     let start = split.start;
     let from_start = move |tile: &Range<usize>| tile.start >= start;
@@ -118,7 +113,6 @@ impl Kernel for Split<'_> {
         partial.reset(scratch.queries.len(), g.head_dim.next_multiple_of(LANES));
         let Some(Some(slot)) = walk.layer.slots.get(sequence.before.slot) else { return };
         let end = sequence.before.tokens + block.rows.end;
-        walk.touch(simd, sequence, block.kv_head, first_tile(g, split)..end);
         let mut known: Option<Places<'_>> = None;
         for positions in tiles(g, split, end) {
             let start = positions.start;
