@@ -218,7 +218,8 @@ impl Geometry {
 
     /// Number of a head's group of packed tokens, in a page of which `token` is one.
     pub(crate) fn group_row(&self, head: usize, token: usize) -> usize {
-        (head * self.page_tokens + token) / self.group
+        // A group is a power of two, which the compiler cannot know: attention asks this often.
+        (head * self.page_tokens + token) >> self.group.trailing_zeros()
     }
 
     /// Head and first token of every group of packed tokens of a page that holds one of `tokens`.
