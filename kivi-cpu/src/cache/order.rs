@@ -8,8 +8,8 @@
 //! - *Keys*, one group of `G` tokens of a head: a word holds `P` channels of one token, and the
 //!   words of the group's tokens lie side by side, `[⌊D/P⌋, G]`. What `P` does not divide follows in
 //!   the canonical order (words of tokens of one channel), `[G/P, D mod P]`.
-//! - *Values* of a page: a word holds `P` tokens of one channel, and a row the words of all channels,
-//!   `[page_tokens/P, ⌈D/P⌉·P]`.
+//! - *Values* of `G` tokens of a head: a word holds `P` tokens of one channel, and a row the words of
+//!   all channels, `[G/P, ⌈D/P⌉·P]`.
 //!
 //! Both take exactly the bytes of the canonical form, for every head_dim. Codes of 8 bits are stored
 //! as two's complement, less 128: instruction sets multiply signed bytes, or unsigned with signed.
@@ -103,7 +103,7 @@ impl KeyOrder {
     }
 }
 
-/// Codes of the values of a page of one head.
+/// Codes of the values of some tokens of one head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ValueOrder {
     pub(crate) bits: Bits,
