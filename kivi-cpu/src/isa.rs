@@ -1,7 +1,7 @@
 //! Instruction sets: chosen at run time, one generic algorithm for all of them.
 //!
-//! A kernel is written once, over the vector operations of [`Simd`]: eight f32 or 32-bit integer
-//! lanes, and a few operations on bytes. Each instruction set is a zero-sized token that implements
+//! A kernel is written once, over the vector operations of [`Simd`]: sixteen f32 or 32-bit
+//! integer lanes, and a few operations on bytes. Each instruction set is a zero-sized token that implements
 //! the trait and *can be obtained only where the processor has the instructions*; that makes every
 //! method safe to call. What remains is to compile the kernel with the instructions enabled, which is
 //! the only thing [`Isa::run`] does:
@@ -42,7 +42,7 @@ pub(crate) mod slices;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use simd::{Bytes32, LANES, Simd};
+pub(crate) use simd::{Bytes64, LANES, Simd};
 
 #[cfg(target_arch = "x86_64")]
 use avx2::Avx2;
@@ -65,7 +65,7 @@ enum Token {
     /// x86-64 with AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
-    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI as well; on 256-bit vectors.
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI as well.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     /// 64-bit Arm with NEON and the dot product extension.

@@ -331,7 +331,7 @@ impl Group {
     }
 }
 
-/// The codes of eight elements by definition: the number of thresholds that lie below. Adding an
+/// The codes of a vector of elements by definition: the number of thresholds that lie below. Adding an
 /// odd threshold's equality is comparing the other way round.
 #[inline(always)]
 fn count_thresholds<S: Simd, const LEVELS: usize>(
@@ -354,7 +354,7 @@ fn count_thresholds<S: Simd, const LEVELS: usize>(
     code
 }
 
-/// The stored codes of eight elements at 8 bits, one by one: guessed with a reciprocal, which is off
+/// The stored codes of a vector of elements at 8 bits, one by one: guessed with a reciprocal, which is off
 /// by at most one, and put right by the exact thresholds.
 #[inline(always)]
 fn near_guess<S: Simd>(simd: S, x: &[f32; LANES], params: GroupParams) -> S::I32 {

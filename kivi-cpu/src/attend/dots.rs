@@ -4,9 +4,12 @@ use super::operand::{Operand, shift};
 use crate::isa::{LANES, Simd};
 use std::ops::Range;
 
+/// Words of 32 elements.
+pub(super) const STRIPE_WORDS: usize = 8;
+
 /// 32 elements of two operands: per operand the high and the low bytes, four elements to a word (see
 /// [`operand`](super::operand)).
-pub(super) type Stripe = [[[u32; LANES]; 2]; 2];
+pub(super) type Stripe = [[[u32; STRIPE_WORDS]; 2]; 2];
 
 /// Words of codes, in rows of whole vectors. A row that is not there, or too short, counts as zeros.
 pub(super) trait Words: Copy {
@@ -43,19 +46,16 @@ impl<W: Words> Product<'_, W> {
         mut out: [&mut [[f32; LANES]]; Q],
     ) {
         let Range { start: mut first, end } = self.vectors;
-        if Q == 1 {
-            // One operand leaves registers for twice the vectors.
-            while first + 4 <= end {
-                self.vectors::<S, QUADS, 4, Q>(simd, first, &mut out);
-                first += 4;
+        // Two planes of sums for each operand and vector, and as many registers for the rest.
+        if S::REGISTERS >= 8 * Q {
+            while first + 2 <= end {
+                self.vectors::<S, QUADS, 2, Q>(simd, first, &mut out);
+                first += 2;
             }
         }
-        while first + 2 <= end {
-            self.vectors::<S, QUADS, 2, Q>(simd, first, &mut out);
-            first += 2;
-        }
-        if first < end {
+        while first < end {
             self.vectors::<S, QUADS, 1, Q>(simd, first, &mut out);
+            first += 1;
         }
     }
 
@@ -92,24 +92,26 @@ impl<W: Words> Product<'_, W> {
         simd: S,
         first: usize,
     ) -> [[S::F32; V]; Q] {
-        const { assert!(Q <= 2 && LANES.is_multiple_of(QUADS)) };
+        const { assert!(Q <= 2 && STRIPE_WORDS.is_multiple_of(QUADS)) };
         let bits = 8 / QUADS as u32;
         let mask = simd.splat_u32(u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]));
-        let stripe_rows = LANES / QUADS;
+        let stripe_rows = STRIPE_WORDS / QUADS;
         let depth = S::depth(bits);
         // Stripes between two widenings; where not even one fits, rows are widened below.
-        let span = (depth / LANES).max(1);
+        let span = (depth / STRIPE_WORDS).max(1);
+        // With registers to spare, sums take turns, so that one product need not wait for the last.
+        let turns = if S::REGISTERS >= 16 * Q { 2 } else { 1 };
         let zero = simd.splat_u32(0);
         let mut totals = [[[zero; V]; 2]; Q];
         let mut row = 0;
         for stripes in self.planes[..self.rows.div_ceil(stripe_rows)].chunks(span) {
-            let mut sums = [[[simd.no_dots(); V]; 2]; Q];
+            let mut sums = [[[[simd.no_dots(); V]; 2]; Q]; 2];
             for stripe in stripes {
                 for i in 0..stripe_rows {
                     let words = self.words.get::<V>(row + i, first);
                     let next = self.words.next(row + i, first);
-                    for line in 0..V.div_ceil(2) {
-                        simd.prefetch(next.wrapping_add(2 * line).cast());
+                    for line in 0..V {
+                        simd.prefetch(next.wrapping_add(line).cast());
                     }
                     for j in 0..QUADS {
                         let mut x = [[zero; 2]; Q];
@@ -126,19 +128,22 @@ impl<W: Words> Product<'_, W> {
                             };
                             for q in 0..Q {
                                 for plane in 0..2 {
-                                    let sum = &mut sums[q][plane][v];
+                                    let turn = (QUADS * i + j) % turns;
+                                    let sum = &mut sums[turn][q][plane][v];
                                     *sum = simd.dot4(bits, *sum, codes, x[q][plane]);
                                 }
                             }
                         }
                     }
-                    if depth < LANES && (QUADS * (i + 1)).is_multiple_of(depth) {
-                        widen(simd, &mut totals, &mut sums);
+                    if depth < STRIPE_WORDS && (QUADS * (i + 1)).is_multiple_of(depth) {
+                        widen(simd, &mut totals, &mut sums[0]);
                     }
                 }
                 row += stripe_rows;
             }
-            widen(simd, &mut totals, &mut sums);
+            for sums in &mut sums[..turns] {
+                widen(simd, &mut totals, sums);
+            }
         }
         let mut out = [[simd.splat(0.0); V]; Q];
         for q in 0..Q {

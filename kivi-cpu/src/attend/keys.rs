@@ -1,7 +1,7 @@
 //! The loop over packed keys: logits of one group.
 
 use super::{
-    dots::{Product, Words},
+    dots::{Product, STRIPE_WORDS, Words},
     operand::{Operands, Params, STRIPE},
     scratch::{Rows, Scratch},
 };
@@ -144,7 +144,7 @@ impl Logits<'_> {
                     rows: MAX_ROWS.min(chunks - start),
                     vectors: 0..width,
                     operands: folded,
-                    planes: &planes[start * QUADS / LANES..],
+                    planes: &planes[start * QUADS / STRIPE_WORDS..],
                     add: add || start > 0,
                 };
                 match *queries {

@@ -10,7 +10,10 @@
 //! has no preferred sign, stays. This matters where large terms cancel: under almost uniform
 //! attention the output is small beside its terms, and equal weights err alike.
 
-use super::{dots::Stripe, scratch::Rows};
+use super::{
+    dots::{STRIPE_WORDS, Stripe},
+    scratch::Rows,
+};
 use crate::{
     cache::order::offset,
     isa::{LANES, Simd},
@@ -37,7 +40,10 @@ const fn width(quads: usize) -> Bits {
 const TINY: f32 = 1e-30;
 
 /// Elements that are split at once.
-pub(super) const STRIPE: usize = 4 * LANES;
+pub(super) const STRIPE: usize = 4 * STRIPE_WORDS;
+
+/// Vectors of these.
+const STRIPE_VECTORS: usize = STRIPE / LANES;
 
 /// A folded operand: `Σ x·c + Σ …z = unit · Σ X·c + constant`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,7 +92,7 @@ impl Operands {
     pub(super) fn resize(&mut self, count: usize, length: usize) {
         let pairs = count.div_ceil(2);
         self.stripes = length.div_ceil(STRIPE);
-        self.folded.resize(4 * self.stripes, Default::default());
+        self.folded.resize(STRIPE_VECTORS * self.stripes, Default::default());
         self.list.resize(pairs, Default::default());
         self.planes.resize(pairs * self.stripes, Stripe::default());
     }
@@ -170,20 +176,17 @@ impl Operands {
         }
         let planes = &mut self.planes[pair * self.stripes..(pair + 1) * self.stripes];
         let mut rounded = [simd.splat_u32(0); Q];
-        for (x, stripe) in folded.as_chunks::<4>().0.iter().zip(planes) {
+        for (x, stripe) in folded.as_chunks::<STRIPE_VECTORS>().0.iter().zip(planes) {
             for q in 0..Q {
-                let mut scaled = [zero; 4];
-                for i in 0..4 {
+                let mut scaled = [zero; STRIPE_VECTORS];
+                for i in 0..STRIPE_VECTORS {
                     scaled[i] = simd.mul(simd.load(&x[i][q]), inverses[q]);
                 }
-                let ([high, low], sums) = if QUADS == 1 {
-                    simd.split::<{ shift(8) }>(&scaled)
+                let sums = if QUADS == 1 {
+                    simd.split::<{ shift(8) }>(&scaled, &mut stripe[q])
                 } else {
-                    simd.split::<{ shift(2) }>(&scaled)
+                    simd.split::<{ shift(2) }>(&scaled, &mut stripe[q])
                 };
-                let [to_high, to_low] = &mut stripe[q];
-                simd.store_u32(high, to_high);
-                simd.store_u32(low, to_low);
                 rounded[q] = simd.add_u32(rounded[q], sums);
             }
         }

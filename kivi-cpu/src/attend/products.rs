@@ -34,15 +34,16 @@ pub(super) fn weighted_sum<S: Simd>(
     while first < channels.end {
         let block = (values, stride, first);
         let sums = &mut sums[first..channels.end];
-        match sums.len() / LANES {
+        // Twice as many sums, a row and a weight.
+        let count = (sums.len() / LANES).min(if S::REGISTERS > 10 { 4 } else { 2 });
+        match count {
             0 => return,
             1 => weighted_block::<S, 1>(simd, weights, block, sums),
             2 => weighted_block::<S, 2>(simd, weights, block, sums),
             3 => weighted_block::<S, 3>(simd, weights, block, sums),
-            // Eight sums, a row and a weight: ten of sixteen registers.
-            4.. => weighted_block::<S, 4>(simd, weights, block, sums),
+            _ => weighted_block::<S, 4>(simd, weights, block, sums),
         }
-        first += LANES * (sums.len() / LANES).min(4);
+        first += LANES * count;
     }
 }
 

@@ -1,7 +1,7 @@
 //! The vector operations in plain Rust: for processors without a port, and the oracle of the others.
 
 use super::Kernel;
-use super::simd::{Bytes32, LANES, Simd};
+use super::simd::{Bytes64, LANES, Simd};
 use half::{bf16, f16};
 
 /// Token of the instruction set every processor has.
@@ -19,6 +19,9 @@ fn lanes<T: Copy + Default>(f: impl Fn(usize) -> T) -> [T; LANES] {
 }
 
 impl Simd for Portable {
+    /// With four lanes to a register, as every x86-64 has them.
+    const REGISTERS: usize = 4;
+
     type F32 = [f32; LANES];
     type I32 = [u32; LANES];
     /// Sums of two products, a form that compilers know an instruction for.
@@ -104,7 +107,15 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn sum(self, x: Self::F32) -> f32 {
-        ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
+        let mut x = x;
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                x[i] += x[i + half];
+            }
+            half /= 2;
+        }
+        x[0]
     }
 
     #[inline(always)]
@@ -158,7 +169,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load_bytes(self, x: &Bytes32) -> Self::I32 {
+    fn load_bytes(self, x: &Bytes64) -> Self::I32 {
         let x = x.0.as_chunks().0;
         lanes(|i| u32::from_ne_bytes(x[i]))
     }
@@ -197,25 +208,25 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn split<const SHIFT: i32>(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32) {
+    fn split<const SHIFT: i32>(self, x: &[Self::F32; 2], out: &mut [[u32; 8]; 2]) -> Self::I32 {
         // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the low bits.
         const MAGIC: f32 = 12_582_912.0;
-        let mut planes = [[[0u8; 4]; LANES]; 2];
+        let mut planes = [[[0u8; 4]; 8]; 2];
         let mut sums = [0i32; LANES];
-        for (vector, x) in x.iter().enumerate() {
-            for (lane, x) in x.iter().enumerate() {
-                let bits = |x: f32| x.to_bits().cast_signed();
-                let x = bits(x + MAGIC).wrapping_sub(bits(MAGIC));
-                let high = x.wrapping_add(1 << (SHIFT - 1)) >> SHIFT;
-                let (quad, byte) = (2 * vector + lane / 4, lane % 4);
-                planes[0][quad][byte] = high as u8;
-                planes[1][quad][byte] = x.wrapping_sub(high << SHIFT) as u8;
-                sums[lane] = sums[lane].wrapping_add(x);
+        for (i, x) in x.as_flattened().iter().enumerate() {
+            let bits = |x: f32| x.to_bits().cast_signed();
+            let x = bits(x + MAGIC).wrapping_sub(bits(MAGIC));
+            let high = x.wrapping_add(1 << (SHIFT - 1)) >> SHIFT;
+            planes[0][i / 4][i % 4] = high as u8;
+            planes[1][i / 4][i % 4] = x.wrapping_sub(high << SHIFT) as u8;
+            sums[i % LANES] = sums[i % LANES].wrapping_add(x);
+        }
+        for (out, plane) in out.iter_mut().zip(planes) {
+            for (out, bytes) in out.iter_mut().zip(plane) {
+                *out = u32::from_le_bytes(bytes);
             }
         }
-        let [high, low] = planes;
-        let words = |plane: [[u8; 4]; LANES]| lanes(|i| u32::from_le_bytes(plane[i]));
-        ([words(high), words(low)], lanes(|i| sums[i].cast_unsigned()))
+        lanes(|i| sums[i].cast_unsigned())
     }
 
     #[inline(always)]
@@ -236,15 +247,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn less_or_equal(self, a: Self::F32, b: Self::F32) -> Self::I32 {
         lanes(|i| if a[i] <= b[i] { u32::MAX } else { 0 })
-    }
-
-    #[inline(always)]
-    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]) {
-        for (s, Bytes32(out)) in out.iter_mut().enumerate() {
-            for (out, Bytes32(row)) in out.as_chunks_mut::<4>().0.iter_mut().zip(rows) {
-                *out = row.as_chunks::<4>().0[s];
-            }
-        }
     }
 
     /// Nothing: plain Rust has no such instruction.

@@ -2,20 +2,28 @@
 
 use super::Kernel;
 
-/// f32 or 32-bit lanes of a vector.
-pub(crate) const LANES: usize = 8;
+/// f32 or 32-bit lanes of a vector, which is as long as a cache line: a register of AVX-512, two of
+/// AVX2, four of NEON.
+pub(crate) const LANES: usize = 16;
 
-/// 32 bytes in memory, aligned so that no load crosses a cache line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C, align(32))]
-pub(crate) struct Bytes32(pub(crate) [u8; 32]);
+/// The bytes of a vector in memory, aligned so that no load crosses a cache line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub(crate) struct Bytes64(pub(crate) [u8; 64]);
 
-/// Eight-lane vectors of one instruction set. The implementing type is the proof that the processor
-/// has it (see the module documentation of `isa`). Implementations are `#[inline(always)]`.
+impl Bytes64 {
+    pub(crate) const ZERO: Self = Self([0; 64]);
+}
+
+/// Vectors of [`LANES`] lanes in one instruction set. The implementing type is the proof that the
+/// processor has it (see the module documentation of `isa`). Implementations are `#[inline(always)]`.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
-    /// Eight f32 lanes.
+    /// How many vectors the registers hold.
+    const REGISTERS: usize;
+
+    /// f32 lanes.
     type F32: Copy;
-    /// Eight 32-bit integer lanes; operations that distinguish treat them as unsigned, except
+    /// 32-bit integer lanes; operations that distinguish treat them as unsigned, except
     /// [`i32_to_f32`](Self::i32_to_f32).
     type I32: Copy;
     /// Sums of [`dot4`](Self::dot4) that have not been widened to [`I32`](Self::I32) yet.
@@ -52,7 +60,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// The largest lane; NaN lanes may be skipped.
     fn max_lane(self, x: Self::F32) -> f32;
-    /// Sum of the lanes, in the order `((0+4)+(2+6)) + ((1+5)+(3+7))`.
+    /// Sum of the lanes: the upper half is added to the lower one until one lane is left.
     fn sum(self, x: Self::F32) -> f32;
 
     /// `x` in every lane.
@@ -92,8 +100,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn widen(self, sums: Self::Dots) -> Self::I32;
     /// Splits 32 numbers `x`, at most `127·2^SHIFT`, rounded to the nearest integer, into bytes with
     /// `x = 2^SHIFT·high + low`, `low` in `−2^SHIFT/2 … 2^SHIFT/2 − 1`, in the order of the elements.
-    /// `SHIFT` is 7 or 8. Returns `[high, low]` and lane sums that add up to `Σ x`.
-    fn split<const SHIFT: i32>(self, x: &[Self::F32; 4]) -> ([Self::I32; 2], Self::I32);
+    /// `SHIFT` is 7 or 8. Writes `[high, low]`, returns lane sums that add up to `Σ x`.
+    fn split<const SHIFT: i32>(self, x: &[Self::F32; 2], out: &mut [[u32; 8]; 2]) -> Self::I32;
     /// Lanes to memory.
     fn store_u32(self, x: Self::I32, out: &mut [u32; LANES]);
     /// `|x|`.
@@ -137,9 +145,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     // Weights.
 
     /// Bytes from memory; lane `o` holds the bytes `4·o …`.
-    fn load_bytes(self, x: &Bytes32) -> Self::I32;
-    /// The values of eight signed bytes.
+    fn load_bytes(self, x: &Bytes64) -> Self::I32;
+    /// The values of signed bytes.
     fn load_i8(self, x: &[i8; LANES]) -> Self::F32;
-    /// Interleaves eight rows of 32 bytes in groups of four: `out[s][4·o + j] = rows[o][4·s + j]`.
-    fn interleave(self, rows: &[Bytes32; 8], out: &mut [Bytes32; 8]);
 }

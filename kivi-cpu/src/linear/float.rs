@@ -1,6 +1,6 @@
 //! Float weights: f32 products, accumulated in f32.
 //!
-//! Each result has eight partial sums, column `i` in number `i mod 8`, added at the end in the order
+//! Each result has sixteen partial sums, column `i` in number `i mod 16`, added at the end in the order
 //! of [`Simd::sum`]. Blocks of weight and activation rows share their loads; that changes which
 //! results are computed together, never the order within one.
 
@@ -10,18 +10,14 @@ use kivi_core::WeightData;
 use std::array::from_fn;
 use std::marker::PhantomData;
 
-/// Weight rows taken together.
-const OUTPUTS: usize = 4;
-/// Activation rows taken together: 4·3 accumulators and the loads fit in 16 registers.
-const ROWS: usize = 3;
 /// Activation rows from which 16-bit weights are converted once beforehand.
-const CONVERT_ROWS: usize = 2 * ROWS;
+const CONVERT_ROWS: usize = 6;
 
 /// How an element lies in memory.
 pub(super) trait Element {
     /// Its bytes.
     type Raw: bytemuck::Pod;
-    /// Converts eight.
+    /// Converts a vector of them.
     fn load<S: Simd>(simd: S, x: &[Self::Raw; LANES]) -> S::F32;
 }
 
@@ -93,41 +89,54 @@ impl<E: Element> Kernel for Multiply<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
+    fn run<S: Simd>(self, simd: S) {
+        // As many sums as leave registers for the loads.
+        if S::REGISTERS >= 16 {
+            self.blocks::<S, 4, 3>(simd);
+        } else {
+            self.blocks::<S, 2, 2>(simd);
+        }
+    }
+}
+
+impl<E: Element> Multiply<'_, E> {
+    /// All outputs, `O` weight rows and `R` activation rows at a time.
+    #[inline(always)]
+    fn blocks<S: Simd, const O: usize, const R: usize>(mut self, simd: S) {
         let Input { weight, first, x, bias, .. } = self.input;
         let [_, columns] = weight.shape();
         let (rows, outputs) = (self.out.rows(), self.out.width());
         let convert = size_of::<E::Raw>() < 4 && rows >= CONVERT_ROWS;
-        let mut converted = vec![0.0; if convert { OUTPUTS * columns } else { 0 }];
-        for start in (0..outputs).step_by(OUTPUTS) {
+        let mut converted = vec![0.0; if convert { O * columns } else { 0 }];
+        for start in (0..outputs).step_by(O) {
             // The last group repeats the last row; its surplus results are dropped.
-            let weights: [&[E::Raw]; OUTPUTS] =
+            let weights: [&[E::Raw]; O] =
                 from_fn(|i| bytemuck::cast_slice(weight.row(first + (start + i).min(outputs - 1))));
             if convert && columns > 0 {
                 for (weights, out) in weights.iter().zip(converted.chunks_exact_mut(columns)) {
                     convert_row::<S, E>(simd, weights, out);
                 }
             }
-            let native: [&[f32]; OUTPUTS] =
+            let native: [&[f32]; O] =
                 from_fn(|i| if convert { &converted[i * columns..][..columns] } else { &[] });
-            for row in (0..rows).step_by(ROWS) {
-                let count = ROWS.min(rows - row);
+            for row in (0..rows).step_by(R) {
+                let count = R.min(rows - row);
                 // Likewise for a short group of activation rows, unless it is a single one.
                 let x = |i: usize| &x[(row + i.min(count - 1)) * columns..][..columns];
-                let mut results = [[0.0; ROWS]; OUTPUTS];
+                let mut results = [[0.0; R]; O];
                 if count == 1 {
                     let single = if convert {
-                        dots::<S, Native, 1>(simd, native, [x(0)])
+                        dots::<S, Native, O, 1>(simd, native, [x(0)])
                     } else {
-                        dots::<S, E, 1>(simd, weights, [x(0)])
+                        dots::<S, E, O, 1>(simd, weights, [x(0)])
                     };
                     for (results, [single]) in results.iter_mut().zip(single) {
                         results[0] = single;
                     }
                 } else if convert {
-                    results = dots::<S, Native, ROWS>(simd, native, [x(0), x(1), x(2)]);
+                    results = dots::<S, Native, O, R>(simd, native, from_fn(x));
                 } else {
-                    results = dots::<S, E, ROWS>(simd, weights, [x(0), x(1), x(2)]);
+                    results = dots::<S, E, O, R>(simd, weights, from_fn(x));
                 }
                 for r in 0..count {
                     let out = &mut self.out.row(row + r)[start..];
@@ -140,7 +149,7 @@ impl<E: Element> Kernel for Multiply<'_, E> {
     }
 }
 
-/// Eight elements that may run past the end of a row, where zeros stand.
+/// A vector of elements that may run past the end of a row, where zeros stand.
 #[inline(always)]
 fn load_tail<S: Simd, E: Element>(simd: S, tail: &[E::Raw]) -> S::F32 {
     let mut lanes: [E::Raw; LANES] = bytemuck::Zeroable::zeroed();
@@ -163,25 +172,25 @@ fn convert_row<S: Simd, E: Element>(simd: S, row: &[E::Raw], out: &mut [f32]) {
 
 /// Inner products of each weight row with each activation row, all of the same length.
 #[inline(always)]
-fn dots<S: Simd, E: Element, const R: usize>(
+fn dots<S: Simd, E: Element, const O: usize, const R: usize>(
     simd: S,
-    weights: [&[E::Raw]; OUTPUTS],
+    weights: [&[E::Raw]; O],
     x: [&[f32]; R],
-) -> [[f32; R]; OUTPUTS] {
+) -> [[f32; R]; O] {
     let columns = weights[0].len();
     let chunks = columns / LANES;
     let weight_chunks = weights.map(|row| &row.as_chunks::<LANES>().0[..chunks]);
     let x_chunks = x.map(|row| &row.as_chunks::<LANES>().0[..chunks]);
-    let mut sums = [[simd.splat(0.0); R]; OUTPUTS];
+    let mut sums = [[simd.splat(0.0); R]; O];
     for chunk in 0..chunks {
         let mut x = [simd.splat(0.0); R];
-        for (x, chunks) in x.iter_mut().zip(x_chunks) {
-            *x = simd.load(&chunks[chunk]);
+        for r in 0..R {
+            x[r] = simd.load(&x_chunks[r][chunk]);
         }
-        for (sums, weights) in sums.iter_mut().zip(weight_chunks) {
-            let weights = E::load(simd, &weights[chunk]);
-            for (sum, x) in sums.iter_mut().zip(x) {
-                *sum = simd.mul_add(weights, x, *sum);
+        for o in 0..O {
+            let weights = E::load(simd, &weight_chunks[o][chunk]);
+            for r in 0..R {
+                sums[o][r] = simd.mul_add(weights, x[r], sums[o][r]);
             }
         }
     }
@@ -194,5 +203,11 @@ fn dots<S: Simd, E: Element, const R: usize>(
             }
         }
     }
-    sums.map(|sums| sums.map(|sum| simd.sum(sum)))
+    let mut results = [[0.0; R]; O];
+    for o in 0..O {
+        for r in 0..R {
+            results[o][r] = simd.sum(sums[o][r]);
+        }
+    }
+    results
 }

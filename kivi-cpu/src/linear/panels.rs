@@ -1,18 +1,18 @@
-//! The form in which quantized weights are kept: rows interleaved in panels of eight.
+//! The form in which quantized weights are kept: rows interleaved in panels of sixteen.
 //!
-//! A vector lane holds one weight row, so that no sum ever crosses lanes and eight scales are one
+//! A vector lane holds one weight row, so that no sum ever crosses lanes and sixteen scales are one
 //! load. For each *stretch* of 32 columns a panel holds eight *steps* of four columns: byte `4·o + j`
 //! of step `s` is the code of row `o`, column `4·s + j`. Steps are packed without a gap into
-//! `CODE_BITS` vectors of 32 bytes, low bits first, the upper bits of odd-sized codes in planes of
+//! `CODE_BITS` vectors of 64 bytes, low bits first, the upper bits of odd-sized codes in planes of
 //! their own ([`Layout::step`]); a shift and a mask take a step out.
 //!
-//! Scales and mins stay what they are in the file, f16 and small integers, eight rows beside each
+//! Scales and mins stay what they are in the file, f16 and small integers, sixteen rows beside each
 //! other. Nothing is rounded: [`dequantize`] gives the numbers of
 //! [`WeightData::dequantize_row`](kivi_core::WeightData::dequantize_row), bit for bit. The size is
 //! that of the file, except that the sub-block scales and mins of K-quants take a byte each: 2.8 %
 //! more for Q4_K, 2.3 % for Q5_K, 3.6 % for Q3_K, 19 % for Q2_K.
 
-use crate::isa::{Bytes32, Isa, Kernel, LANES, Simd};
+use crate::isa::{Bytes64, Isa, Kernel, LANES, Simd};
 use half::f16;
 use kivi_core::WeightData;
 use kivi_core::blocks::{Block, STRETCH};
@@ -24,7 +24,7 @@ use super::work::PANEL;
 /// Steps of a stretch.
 pub(super) const STEPS: usize = STRETCH / 4;
 
-const _: () = assert!(PANEL == LANES && STEPS == PANEL);
+const _: () = assert!(PANEL == LANES);
 
 /// Columns packed by one task, counted over all rows: about 100 µs of work.
 const TASK_ELEMENTS: usize = 1 << 18;
@@ -32,7 +32,7 @@ const TASK_ELEMENTS: usize = 1 << 18;
 /// A quantized weight in panels. The last one is filled up with rows of zeros.
 pub(super) struct Panels {
     /// `[panels, columns / 32, CODE_BITS]`
-    codes: Vec<Bytes32>,
+    codes: Vec<Bytes64>,
     /// `[panels, columns / block, PARTS]`: the f16 scale, and the min if there is one; that of
     /// K-quants, which is subtracted, with the opposite sign.
     headers: Vec<[[u8; 2]; PANEL]>,
@@ -44,7 +44,7 @@ pub(super) struct Panels {
 /// One panel of [`Panels`].
 #[derive(Clone, Copy)]
 pub(super) struct Panel<'a> {
-    pub(super) codes: &'a [Bytes32],
+    pub(super) codes: &'a [Bytes64],
     pub(super) headers: &'a [[[u8; 2]; PANEL]],
     pub(super) subs: &'a [[i8; PANEL]],
 }
@@ -72,8 +72,8 @@ pub(super) trait Layout: Block {
 
     /// Takes step `step` out of the vectors of a stretch.
     #[inline(always)]
-    fn step<S: Simd>(simd: S, vectors: &[Bytes32], step: usize) -> S::I32 {
-        let field = |vectors: &[Bytes32], bits: u32| {
+    fn step<S: Simd>(simd: S, vectors: &[Bytes64], step: usize) -> S::I32 {
+        let field = |vectors: &[Bytes64], bits: u32| {
             let (vector, shift) = place(bits, step);
             simd.shr(simd.load_bytes(&vectors[vector]), shift)
         };
@@ -108,14 +108,14 @@ impl Panels {
         let blocks = columns / B::FORMAT.block_elements();
         let [codes, headers, subs] = Self::panel_lengths::<B>(columns);
         let mut packed = Self {
-            codes: vec![Bytes32::default(); panels * codes],
+            codes: vec![Bytes64::ZERO; panels * codes],
             headers: vec![Default::default(); panels * headers],
             subs: vec![[0; PANEL]; panels * subs],
         };
         if blocks == 0 {
             return packed;
         }
-        let pack = |panel: usize, codes: &mut [Bytes32], headers: &mut [_], subs: &mut [_]| {
+        let pack = |panel: usize, codes: &mut [Bytes64], headers: &mut [_], subs: &mut [_]| {
             let rows = PANEL * panel..outputs.min(PANEL * (panel + 1));
             isa.run(Pack::<B> { weight, rows, codes, headers, subs, block: PhantomData });
         };
@@ -139,7 +139,7 @@ impl Panels {
         [columns / STRETCH * B::VECTORS, blocks * B::PARTS, blocks * B::SUBS * B::PARTS]
     }
 
-    /// Rows `8·panel …` of a weight of `columns` columns.
+    /// Rows `16·panel …` of a weight of `columns` columns.
     #[inline(always)]
     pub(super) fn panel<B: Block>(&self, panel: usize, columns: usize) -> Panel<'_> {
         let [codes, headers, subs] = Self::panel_lengths::<B>(columns);
@@ -159,9 +159,9 @@ impl Panels {
 /// Packs one panel.
 struct Pack<'a, B> {
     weight: &'a WeightData,
-    /// At most eight rows of the weight.
+    /// At most [`PANEL`] rows of the weight.
     rows: std::ops::Range<usize>,
-    codes: &'a mut [Bytes32],
+    codes: &'a mut [Bytes64],
     headers: &'a mut [[[u8; 2]; PANEL]],
     subs: &'a mut [[i8; PANEL]],
     block: PhantomData<B>,
@@ -171,7 +171,7 @@ impl<B: Block> Kernel for Pack<'_, B> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(self, _: S) {
         let mut rows: [&[B]; PANEL] = [&[]; PANEL];
         for (row, blocks) in self.rows.zip(&mut rows) {
             *blocks = bytemuck::cast_slice(self.weight.row(row));
@@ -196,14 +196,14 @@ impl<B: Block> Kernel for Pack<'_, B> {
                 }
             }
             for (stretch, vectors) in codes.chunks_exact_mut(B::VECTORS).enumerate() {
-                let mut unpacked = [Bytes32::default(); PANEL];
-                for (codes, blocks) in unpacked.iter_mut().zip(&rows) {
-                    if let Some(block) = blocks.get(index) {
-                        codes.0 = block.codes(stretch);
+                let mut steps = [Bytes64::ZERO; STEPS];
+                for (lane, blocks) in rows.iter().enumerate() {
+                    let Some(block) = blocks.get(index) else { continue };
+                    let codes = block.codes(stretch);
+                    for (step, codes) in steps.iter_mut().zip(codes.as_chunks::<4>().0) {
+                        step.0.as_chunks_mut::<4>().0[lane] = *codes;
                     }
                 }
-                let mut steps = [Bytes32::default(); STEPS];
-                simd.interleave(&unpacked, &mut steps);
                 let (low, high) = vectors.split_at_mut(B::LOW_BITS as usize);
                 for (step, codes) in steps.iter().enumerate() {
                     place_step(codes, 0, B::LOW_BITS, step, low);
@@ -211,7 +211,7 @@ impl<B: Block> Kernel for Pack<'_, B> {
                 }
                 if B::CODE_BITS == 8 {
                     // Signed, as the multiplication wants them.
-                    vectors.iter_mut().flat_map(|Bytes32(codes)| codes).for_each(|c| *c ^= 0x80);
+                    vectors.iter_mut().flat_map(|Bytes64(codes)| codes).for_each(|c| *c ^= 0x80);
                 }
             }
         }
@@ -220,7 +220,7 @@ impl<B: Block> Kernel for Pack<'_, B> {
 
 /// Adds the bits `from … from + bits − 1` of a step's codes to the vectors that hold them.
 #[inline(always)]
-fn place_step(codes: &Bytes32, from: u32, bits: u32, step: usize, vectors: &mut [Bytes32]) {
+fn place_step(codes: &Bytes64, from: u32, bits: u32, step: usize, vectors: &mut [Bytes64]) {
     if bits == 0 {
         return;
     }
@@ -254,10 +254,10 @@ pub(super) fn dequantize<B: Block>(panels: &Panels, row: usize, out: &mut [f32])
 }
 
 /// The code of row `lane` in column `column` of a stretch.
-fn code<B: Block>(vectors: &[Bytes32], lane: usize, column: usize) -> u8 {
+fn code<B: Block>(vectors: &[Bytes64], lane: usize, column: usize) -> u8 {
     let (step, byte) = (column / 4, 4 * lane + column % 4);
     let (low, high) = vectors.split_at(B::LOW_BITS as usize);
-    let bits = |vectors: &[Bytes32], bits: u32| {
+    let bits = |vectors: &[Bytes64], bits: u32| {
         let (vector, shift) = place(bits, step);
         vectors[vector].0[byte] >> shift & ((1u32 << bits) - 1) as u8
     };

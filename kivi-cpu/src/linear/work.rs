@@ -1,7 +1,7 @@
 //! Sharing a product out among threads.
 
 /// Weight rows are taken in panels of this many; work is cut between panels.
-pub(super) const PANEL: usize = 8;
+pub(super) const PANEL: usize = 16;
 
 /// Activation rows taken together, at most: few enough that they stay in the second-level cache.
 const TILE_ROWS: usize = 128;
