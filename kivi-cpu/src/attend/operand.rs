@@ -114,15 +114,21 @@ impl Operands {
     ) {
         match *rows {
             [] => {}
-            [a] => self.fold::<S, QUADS, 1>(simd, pair, [matrix.row(a)], params),
+            [a] => self.fold::<S, QUADS, 1>(simd, [pair, 0], [matrix.row(a)], params),
+            // Three vectors of sums for each.
+            [a, b, ..] if S::REGISTERS >= 16 => {
+                let rows = [matrix.row(a), matrix.row(b)];
+                self.fold::<S, QUADS, 2>(simd, [pair, 0], rows, params);
+            }
             [a, b, ..] => {
-                self.fold::<S, QUADS, 2>(simd, pair, [matrix.row(a), matrix.row(b)], params);
+                self.fold::<S, QUADS, 1>(simd, [pair, 0], [matrix.row(a)], params);
+                self.fold::<S, QUADS, 1>(simd, [pair, 1], [matrix.row(b)], params);
             }
         }
     }
 
-    /// Folds `Σ_i a_i·(s_i·c_i + z_i)` for each of the first `Q` operands of a pair; the scales and
-    /// zeros lie in several parts, and the vectors `a` are as long as all of them, a multiple of
+    /// Folds `Σ_i a_i·(s_i·c_i + z_i)` for `Q` operands of a pair, of which `first` is the first; the
+    /// scales and zeros lie in several parts, and the vectors `a` are as long as all of them, a multiple of
     /// [`STRIPE`]. Elements with `a_i = 0` do not count even if `z_i` is NaN.
     ///
     /// The width of the codes is a constant, as in [`dots`](super::dots): one loop for two shifts
@@ -131,7 +137,7 @@ impl Operands {
     fn fold<S: Simd, const QUADS: usize, const Q: usize>(
         &mut self,
         simd: S,
-        pair: usize,
+        [pair, first]: [usize; 2],
         a: [&[[f32; LANES]]; Q],
         params: &[Params<'_>],
     ) {
@@ -183,9 +189,9 @@ impl Operands {
                     scaled[i] = simd.mul(simd.load(&x[i][q]), inverses[q]);
                 }
                 let sums = if QUADS == 1 {
-                    simd.split::<{ shift(8) }>(&scaled, &mut stripe[q])
+                    simd.split::<{ shift(8) }>(&scaled, &mut stripe[first + q])
                 } else {
-                    simd.split::<{ shift(2) }>(&scaled, &mut stripe[q])
+                    simd.split::<{ shift(2) }>(&scaled, &mut stripe[first + q])
                 };
                 rounded[q] = simd.add_u32(rounded[q], sums);
             }
@@ -203,7 +209,7 @@ impl Operands {
                 let constant = skip_zeros(simd, vectors[q], params);
                 total = simd.sum(simd.add(known, constant));
             }
-            self.list[pair][q] = Operand { unit, constant: total };
+            self.list[pair][first + q] = Operand { unit, constant: total };
         }
     }
 }

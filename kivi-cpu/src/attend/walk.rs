@@ -5,11 +5,11 @@ use super::{
     full::Source,
     keys::KeyCodes,
     partial::Partial,
-    places::Places,
+    places::{MIN_GROUP, Places},
     products::{query_keys, weighted_sum},
     promoted::PromotedCodes,
     scratch::{Query, Scratch, View},
-    values::{Row, ValueCodes, ValueWords, pad_value_rows, value_rows},
+    values::{Row, ValueCodes, ValueGroups, ValueWords, pad_value_rows, value_rows},
 };
 use crate::{
     Matrix,
@@ -277,8 +277,13 @@ impl<'a> Tile<'a> {
         // At 8 bits a row is four tokens.
         let mut rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
         let words = start / per_word..end.div_ceil(per_word);
-        let of = |places: &Places<'a>| places.map(|place| self.value_group(place, layout));
-        let (groups, next) = (&of(&self.pages), &of(&self.next));
+        let mut groups: ValueGroups<'a> = [None; TILE / MIN_GROUP];
+        let mut next = groups;
+        for i in 0..TILE / layout.group {
+            groups[i] = self.value_group(self.pages[i], layout);
+            next[i] = self.value_group(self.next[i], layout);
+        }
+        let (groups, next) = (&groups, &next);
         let mut next_rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
         if layout.order.width().is_multiple_of(LANES) {
             value_rows(layout, groups, &mut rows[..words.end]);

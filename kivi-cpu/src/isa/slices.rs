@@ -42,10 +42,11 @@ pub(crate) fn max<S: Simd>(simd: S, x: &[f32]) -> f32 {
     for chunk in chunks {
         largest = simd.max(simd.load(chunk), largest);
     }
-    largest = simd.max(load_tail(simd, tail, f32::NEG_INFINITY), largest);
-    let mut lanes = [0.0; LANES];
-    simd.store(largest, &mut lanes);
-    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    // No lane is NaN: the second operand stays where the first one is.
+    if !tail.is_empty() {
+        largest = simd.max(load_tail(simd, tail, f32::NEG_INFINITY), largest);
+    }
+    simd.max_lane(largest)
 }
 
 /// `x[i] = e^(x[i] − shift)`; returns the sum of the results, element `i` added to partial sum
