@@ -70,6 +70,8 @@ impl Plan {
         arguments.extend(pair("--format", &list(KIVI)));
         arguments.extend(pair("--batch", &1));
         arguments.extend(pair("--threads", &self.threads));
+        // A working set of several large last-level caches, of which a server's have hundreds of MiB.
+        arguments.extend(pair("--memory-limit", &"16GiB"));
         arguments.extend(pair("--seconds", &(self.milliseconds as f64 / 1000.0)));
         arguments.extend(pair("--json", &"-"));
         arguments
