@@ -114,7 +114,7 @@ impl<B: Block> Multiply<'_, B> {
 /// body is long (*measured*: a tenth of the time in AVX2).
 macro_rules! unroll {
     ($step:ident in $($number:literal)* $body:block) => {
-        $( { const $step: usize = $number; $body } )*
+        $( { let $step: usize = $number; $body } )*
     };
 }
 
@@ -157,12 +157,12 @@ fn products<S: Simd, B: Block, const R: usize>(
             }
             let mut sums = [simd.splat_u32(0); R];
             let mut dots = [simd.no_dots(); R];
-            unroll!(STEP in 0 1 2 3 4 5 6 7 {
-                if STEP < B::SUB_BLOCK / 4 {
-                    let column = sub * (B::SUB_BLOCK / 4) + STEP;
+            unroll!(step in 0 1 2 3 4 5 6 7 {
+                if step < B::SUB_BLOCK / 4 {
+                    let column = sub * (B::SUB_BLOCK / 4) + step;
                     let w = B::step(simd, vectors, column);
                     for r in 0..R {
-                        if STEP > 0 && STEP.is_multiple_of(S::depth(B::CODE_BITS)) {
+                        if step > 0 && step.is_multiple_of(S::depth(B::CODE_BITS)) {
                             sums[r] = simd.add_u32(sums[r], simd.widen(dots[r]));
                             dots[r] = simd.no_dots();
                         }
