@@ -175,7 +175,8 @@ impl Task for Benchmark {
             bar.set_message(label(&shape));
             let config = options.common.config(shape.formats)?;
             let size = shape.bytes(&config)?;
-            let count = size.layers_for(cache.bytes.saturating_mul(CACHE_SIZES));
+            let wanted = size.layers_for(cache.bytes.saturating_mul(CACHE_SIZES));
+            let count = size.layers_within(options.memory_limit, wanted);
             let needed = size.needed(count);
             let mut row = json!({
                 "tokens": shape.tokens,
@@ -209,6 +210,14 @@ impl Task for Benchmark {
                 };
                 let ratio = baseline.and_then(same).map(|time| time / result.attention.median);
                 print(&result.line(&shape, size.read, ratio))?;
+                if count < wanted {
+                    let (read, limit) = (bytes(count * size.read), bytes(options.memory_limit));
+                    print(&format!(
+                        "{:>8}over {read}, less than {CACHE_SIZES} last-level caches, as the \
+                         memory limit is {limit}\n",
+                        ""
+                    ))?;
+                }
                 result.describe(&mut row, size.read, ratio);
             }
             report.push(row)?;

@@ -35,6 +35,13 @@ impl Bytes {
         bytes.div_ceil(self.read).max(1)
     }
 
+    /// As many of `layers` as need no more than `limit` bytes; one if none does.
+    pub(super) fn layers_within(&self, limit: usize, layers: usize) -> usize {
+        let held = limit.saturating_sub(self.canonical) / self.allocated.max(1);
+        let timed = limit / self.allocated.saturating_add(self.read).max(1);
+        layers.min(held).min(timed).max(1)
+    }
+
     /// Memory of a measurement over so many layers: the cache, and beside it a canonical layer, when
     /// it is filled and checked, or as much memory to read, when it is timed.
     pub(super) fn needed(&self, layers: usize) -> usize {
