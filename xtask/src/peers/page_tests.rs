@@ -80,7 +80,7 @@ fn the_page_says_what_was_run() {
         "peer-attention --tokens 32768 --heads 9/3 --head-dim 64 --cache f16,q8_0,q4_0 --threads 2 \
          --milliseconds 300 --working-set 33554432\n",
         "kivi bench attention --tokens 32768 --heads 9/3 --head-dim 64 \
-         --format f16,kivi8,kivi4,kivi2 --batch 1 --threads 2 --seconds 0.3 --json -\n",
+         --format f16,kivi8,kivi4,kivi2 --batch 1 --threads 2 --memory-limit 16GiB --seconds 0.3 --json -\n",
         "llama-bench -m model.gguf -t 2 -fa on -ctk q4_0 -ctv q4_0 -p 0 -n 16 -d 1024 -r 1 -o json\n",
         "kivi bench generate --model model.gguf --depth 1024 ",
     ] {
