@@ -7,7 +7,7 @@
 //! ```
 //!
 //! where `Σ c·q` is an exact integer and `t·Σ q` was prepared with the activations. A panel of sixteen
-//! weight rows ([`panels`](super::panels)) meets up to four rows of activations at once: its codes are
+//! weight rows ([`panels`](super::panels)) meets up to eight rows of activations at once: its codes are
 //! taken out of their bits once and multiplied by four consecutive activations of each row, broadcast.
 //! Each result has one accumulator, a lane, which takes the sub-blocks in order; so it does not depend
 //! on what is computed beside it.
