@@ -1,7 +1,7 @@
 //! Instruction sets: chosen at run time, one generic algorithm for all of them.
 //!
-//! A kernel is written once, over the vector operations of [`Simd`]: sixteen f32 or 32-bit
-//! integer lanes, and a few operations on bytes. Each instruction set is a zero-sized token that implements
+//! A kernel is written once, over the vector operations of [`Simd`]: sixteen f32 or 32-bit integer
+//! lanes, and a few operations on bytes. Each instruction set is a zero-sized token that implements
 //! the trait and *can be obtained only where the processor has the instructions*; that makes every
 //! method safe to call. What remains is to compile the kernel with the instructions enabled, which is
 //! the only thing [`Isa::run`] does:

@@ -252,6 +252,8 @@ impl Simd for Avx512 {
         avx512! { _mm512_movm_epi32(_mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b)) }
     }
 
+    /// Into the second-level cache, which is near enough and has more room on its way (*measured*: 3
+    /// to 6 % of attention's time).
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         avx512! { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }

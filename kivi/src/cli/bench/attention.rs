@@ -65,7 +65,8 @@ pub(in crate::cli) struct BenchAttention {
     /// Make exactly N calls per row instead.
     #[arg(long, env = "KIVI_REPEATS", value_parser = count::<1, 1_000_000>, value_name = "N")]
     repeats: Option<usize>,
-    /// Rows that need more memory are skipped.
+    /// Rows take fewer layers where this is too little for enough of them, and are skipped where it is
+    /// too little for one.
     #[arg(long, env = "KIVI_MEMORY_LIMIT", value_parser = byte_size, default_value = "4GiB", value_name = "BYTES")]
     memory_limit: usize,
     #[command(flatten)]
