@@ -100,7 +100,7 @@ impl Work {
         let rows_per_block = (BLOCK_QUERIES / head_group).max(1);
         self.blocks.clear();
         for (index, sequence) in plan.sequences.iter().enumerate() {
-            layer.slot("attend", sequence.before.slot)?;
+            layer.appended_slot("attend", sequence.before.slot)?;
             for start in (0..sequence.rows.len()).step_by(rows_per_block) {
                 let rows = start..sequence.rows.len().min(start + rows_per_block);
                 let splits = (sequence.before.tokens + rows.end).div_ceil(SPLIT_TOKENS);

@@ -186,6 +186,13 @@ impl LayerCache {
         found.ok_or_else(|| Error::request(operation, format!("no slot {slot}")))
     }
 
+    /// As [`slot`](Self::slot), of a step whose tokens have been appended.
+    pub(crate) fn appended_slot(&self, operation: &'static str, slot: usize) -> Result<&Slot> {
+        let found = self.slot(operation, slot)?;
+        let late = || Error::request(operation, format!("slot {slot} before this step's append"));
+        found.has_room().then_some(found).ok_or_else(late)
+    }
+
     pub(crate) fn slot_mut(&mut self, operation: &'static str, slot: usize) -> Result<&mut Slot> {
         let found = self.slots.get_mut(slot).and_then(Option::as_mut);
         found.ok_or_else(|| Error::request(operation, format!("no slot {slot}")))

@@ -158,6 +158,7 @@ fn append_sequence(
     let (g, format) = (layer.geometry, layer.spec.format);
     let table = &sequence.before.tables[group];
     let tiles = g.page_tokens / g.group;
+    layer.slot_mut("append", sequence.before.slot)?.make_room();
     let mut saturated = 0;
     for (row, position) in sequence.rows.clone().zip(sequence.positions()) {
         let (key, value) = (keys.row(row), values.row(row));

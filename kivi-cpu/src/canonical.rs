@@ -69,6 +69,7 @@ impl LayerCache {
             self.page_mut("import", page)?.filled = KeyValue::default();
         }
         self.make_room(group, sequence);
+        self.slot_mut("import", sequence.slot)?.make_room();
         let g = self.geometry;
         let quantized = sequence.packed.map(|end| end - g.sinks);
         if let Some(keys) = &contents.packed_keys {

@@ -49,6 +49,8 @@ impl Cpu {
         if keys.is_empty() && values.is_empty() {
             return Ok(());
         }
+        // Before pages are taken out of the table.
+        layer.appended_slot("quantize", sequence.before.slot)?;
         let geometry = layer.geometry;
         let first = |range: &Range<usize>| (!range.is_empty()).then_some(range.start);
         let start = first(&keys).into_iter().chain(first(&values)).min().unwrap_or_default();

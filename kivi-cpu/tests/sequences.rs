@@ -374,3 +374,37 @@ fn results_do_not_depend_on_the_cut() {
 fn data_of_mates() -> [SequenceData; 2] {
     [data(11, 100), data(12, 100)]
 }
+
+/// Rings get the capacity of a step when its tokens come, layer by layer: a long prompt does not lie in
+/// the rings of all layers at once, and a step without its tokens is an error.
+#[test]
+fn a_prompt_lies_in_one_layers_ring_at_a_time() {
+    let (cpu, config) = (Cpu::new(2).unwrap(), config());
+    let (layers, tokens, width) = (8, 1024, KV_HEADS * HEAD_DIM);
+    let spec = vec![LayerSpec::new(&config, KV_HEADS, HEAD_DIM); layers];
+    let spec = PoolSpec::for_context(config, spec, 1, tokens).unwrap();
+    let mut cache = cpu.create_cache(&spec).unwrap();
+    let mut state = CacheState::new(spec);
+    let sequence = state.create_sequence().unwrap();
+    let mut plan = StepPlan::default();
+    state.plan(&[StepRequest { sequence, tokens }], &mut plan).unwrap();
+    let upload = |width: usize| cpu.upload(tokens, width, &vec![1.0; tokens * width]).unwrap();
+    let (keys, queries) = (upload(width), upload(width * HEAD_GROUP));
+    cpu.begin_step(&mut cache, &plan).unwrap();
+    let attention = Attention::new(KV_HEADS * HEAD_GROUP, 0.125);
+    let early = cpu.attend(&cache, 0, &plan, &attention, &queries).unwrap_err();
+    assert!(early.to_string().contains("append"), "{early}");
+    let early = cpu.quantize(&mut cache, 0, &plan).unwrap_err();
+    assert!(early.to_string().contains("append"), "{early}");
+    let before = cpu.measure(&cache).allocated;
+    // Keys and values, of two bytes.
+    let prompt = 2 * 2 * tokens * width;
+    for layer in 0..layers {
+        cpu.append(&mut cache, layer, &plan, &keys, &keys).unwrap();
+        let peak = cpu.measure(&cache).allocated - before;
+        assert!(peak > prompt * 9 / 10 && peak < 2 * prompt, "{layer}: {peak} of {prompt}");
+        cpu.quantize(&mut cache, layer, &plan).unwrap();
+        cpu.attend(&cache, layer, &plan, &attention, &queries).unwrap();
+        cpu.release(&mut cache, layer, &plan).unwrap();
+    }
+}

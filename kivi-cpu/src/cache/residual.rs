@@ -14,6 +14,8 @@ pub(crate) struct Slot {
     pub(crate) ring: KeyValue<Floats>,
     /// Tokens the ring has room for.
     pub(crate) capacity: KeyValue<usize>,
+    /// Tokens it will have to have room for; see [`make_room`](Self::make_room).
+    room: KeyValue<usize>,
     /// Positions in the ring.
     pub(crate) live: KeyValue<Range<usize>>,
     pub(crate) filled_sinks: usize,
@@ -29,6 +31,7 @@ impl Slot {
             sinks: store.map(|store| Floats::zeroed(store, geometry.sinks * geometry.width())),
             ring: store.map(|store| Floats::zeroed(store, 0)),
             capacity: KeyValue::both(0),
+            room: KeyValue::both(0),
             live: KeyValue::both(geometry.sinks..geometry.sinks),
             filled_sinks: 0,
             store,
@@ -41,22 +44,37 @@ impl Slot {
     pub(crate) fn copy_for(&self, layout: &SequenceLayout) -> Self {
         let mut copy = self.clone();
         copy.prepare(layout);
+        copy.make_room();
         copy
     }
 
-    /// Brings the slot to the state before a step: drops what a truncation took back, and makes
-    /// room.
+    /// Brings the slot to the state before a step: drops what a truncation took back.
     pub(super) fn prepare(&mut self, layout: &SequenceLayout) {
         let live = |kept: usize| kept..layout.tokens.max(kept);
         self.live = layout.kept.map(live);
         self.filled_sinks = layout.tokens.min(self.geometry.sinks);
-        self.resize(layout.capacity);
+        self.room = layout.capacity;
+    }
+
+    /// Gives the ring the capacity of the step. Not before the tokens come: layers are computed one
+    /// after the other, and a long prompt would lie in the rings of all of them at once.
+    pub(crate) fn make_room(&mut self) {
+        self.resize(self.room);
+    }
+
+    /// Whether the ring has the capacity of the step.
+    pub(crate) fn has_room(&self) -> bool {
+        let fits = |(capacity, room): (usize, usize)| capacity == room;
+        let rings = self.capacity.zip(self.room).zip(self.uses_ring);
+        let fits = rings.map(|(sizes, uses)| !uses || fits(sizes));
+        fits.keys && fits.values
     }
 
     /// Forgets what does not outlive a step.
     pub(crate) fn release(&mut self, kept: KeyValue<usize>, capacity: KeyValue<usize>) {
         self.live = kept.zip(self.live.clone()).map(|(kept, live)| kept..live.end.max(kept));
-        self.resize(capacity);
+        self.room = capacity;
+        self.make_room();
     }
 
     /// Index of the ring's element `(head, position, channel 0)` of keys; channels are `G` apart.
