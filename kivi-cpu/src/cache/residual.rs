@@ -14,7 +14,7 @@ pub(crate) struct Slot {
     pub(crate) ring: KeyValue<Floats>,
     /// Tokens the ring has room for.
     pub(crate) capacity: KeyValue<usize>,
-    /// Tokens it will have to have room for; see [`make_room`](Self::make_room).
+    /// Tokens it must have room for in this step; see [`make_room`](Self::make_room).
     room: KeyValue<usize>,
     /// Positions in the ring.
     pub(crate) live: KeyValue<Range<usize>>,
@@ -53,27 +53,18 @@ impl Slot {
         let live = |kept: usize| kept..layout.tokens.max(kept);
         self.live = layout.kept.map(live);
         self.filled_sinks = layout.tokens.min(self.geometry.sinks);
-        self.room = layout.capacity;
+        self.room = self.in_use(layout.capacity);
     }
 
-    /// Gives the ring the capacity of the step. Not before the tokens come: layers are computed one
-    /// after the other, and a long prompt would lie in the rings of all of them at once.
-    pub(crate) fn make_room(&mut self) {
-        self.resize(self.room);
-    }
-
-    /// Whether the ring has the capacity of the step.
+    /// Whether the rings have the capacity of the step.
     pub(crate) fn has_room(&self) -> bool {
-        let fits = |(capacity, room): (usize, usize)| capacity == room;
-        let rings = self.capacity.zip(self.room).zip(self.uses_ring);
-        let fits = rings.map(|(sizes, uses)| !uses || fits(sizes));
-        fits.keys && fits.values
+        self.capacity == self.room
     }
 
     /// Forgets what does not outlive a step.
     pub(crate) fn release(&mut self, kept: KeyValue<usize>, capacity: KeyValue<usize>) {
         self.live = kept.zip(self.live.clone()).map(|(kept, live)| kept..live.end.max(kept));
-        self.room = capacity;
+        self.room = self.in_use(capacity);
         self.make_room();
     }
 
@@ -89,13 +80,19 @@ impl Slot {
         self.geometry.value_index(self.capacity.values, head, token)
     }
 
-    /// Moves the live tokens into rings of another capacity.
-    fn resize(&mut self, capacity: KeyValue<usize>) {
-        let capacity =
-            capacity.zip(self.uses_ring).map(|(capacity, uses)| if uses { capacity } else { 0 });
-        if capacity == self.capacity {
+    /// A capacity for the rings that are used.
+    fn in_use(&self, capacity: KeyValue<usize>) -> KeyValue<usize> {
+        capacity.zip(self.uses_ring).map(|(capacity, uses)| if uses { capacity } else { 0 })
+    }
+
+    /// Gives the rings the capacity of the step, the live tokens move. Not before new tokens come:
+    /// layers are computed one after the other, and a long prompt would lie in the rings of all of
+    /// them at once.
+    pub(crate) fn make_room(&mut self) {
+        if self.has_room() {
             return;
         }
+        let capacity = self.room;
         let Geometry { kv_heads, head_dim, group, .. } = self.geometry;
         let mut old = self.clone_empty(capacity);
         std::mem::swap(self, &mut old);
