@@ -68,7 +68,8 @@ pub trait CacheBackend {
     fn create_cache(&self, spec: &PoolSpec) -> Result<Self::Cache>;
 
     /// Makes room for a step: forgets what was freed, copies pages, allocates new ones, and gives
-    /// every residual the capacity of the step, unless [`append`](Self::append) does, layer by layer.
+    /// every residual the capacity of the step, unless [`append`](Self::append) does so for its
+    /// layer.
     ///
     /// # Errors
     /// When the device is out of memory.

@@ -375,8 +375,8 @@ fn data_of_mates() -> [SequenceData; 2] {
     [data(11, 100), data(12, 100)]
 }
 
-/// Rings get the capacity of a step when its tokens come, layer by layer: a long prompt does not lie in
-/// the rings of all layers at once, and a step without its tokens is an error.
+/// Rings get the capacity of a step when its tokens come, layer by layer: a long prompt does not lie
+/// in the rings of all layers at once, and a step without its tokens is an error.
 #[test]
 fn a_prompt_lies_in_one_layers_ring_at_a_time() {
     let (cpu, config) = (Cpu::new(2).unwrap(), config());

@@ -85,9 +85,9 @@ impl Slot {
         capacity.zip(self.uses_ring).map(|(capacity, uses)| if uses { capacity } else { 0 })
     }
 
-    /// Gives the rings the capacity of the step, the live tokens move. Not before new tokens come:
-    /// layers are computed one after the other, and a long prompt would lie in the rings of all of
-    /// them at once.
+    /// Gives the rings the capacity of the step and moves the live tokens there. Not before new tokens
+    /// come: layers are computed one after the other, and a long prompt would lie in the rings of all
+    /// of them at once.
     pub(crate) fn make_room(&mut self) {
         if self.has_room() {
             return;

@@ -215,8 +215,9 @@ fn floats_load_exactly() {
     }
 }
 
-/// What `vpdpbusd`, `vpabsb` and a masked `vpsubb` do to one byte, from their documentation: the dot product
-/// of the set `avx512` is exact for every pair of operands, also where no processor here can run it.
+/// What `vpdpbusd`, `vpabsb` and a masked `vpsubb` do to one byte, from their documentation: the dot
+/// product of the set `avx512` is exact for every pair of operands, also where no processor here can
+/// run it.
 #[test]
 fn the_model_of_vpdpbusd_is_exact_for_every_pair() {
     // Unsigned times signed, which never leaves 16 bits; sums of four in 32 bits.
