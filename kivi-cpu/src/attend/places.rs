@@ -1,10 +1,7 @@
 //! Where the groups of a tile lie in memory.
 
-use super::{
-    TILE,
-    walk::{Tile, Walk},
-};
-use crate::cache::{KeyGroup, KeyLayout, Page, ValueGroup, ValueLayout};
+use super::{TILE, walk::Walk};
+use crate::cache::Page;
 use kivi_core::{PageId, SequencePlan};
 
 /// Where a group of tokens is: a page, and the number of its first token in it.
@@ -37,25 +34,5 @@ impl<'a> Walk<'a> {
             }
         }
         places
-    }
-}
-
-impl<'a> Tile<'a> {
-    /// A group of keys of this tile or the next.
-    #[inline(always)]
-    pub(super) fn key_group(&self, place: Place<'a>, layout: KeyLayout) -> Option<KeyGroup<'a>> {
-        let (page, token) = place?;
-        page.key_group(self.geometry(), layout, [self.kv_head, token])
-    }
-
-    /// The values of a group of tokens of this tile or the next.
-    #[inline(always)]
-    pub(super) fn value_group(
-        &self,
-        place: Place<'a>,
-        layout: ValueLayout,
-    ) -> Option<ValueGroup<'a>> {
-        let (page, token) = place?;
-        page.value_group(self.geometry(), layout, [self.kv_head, token])
     }
 }

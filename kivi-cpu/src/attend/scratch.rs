@@ -14,7 +14,7 @@ use std::ops::Range;
 /// One query vector of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Query {
-    /// Query head.
+    /// Query head, counted within the head group.
     pub(super) head: usize,
     pub(super) position: usize,
     /// First position seen in full precision.
@@ -33,13 +33,16 @@ pub(super) struct View {
 /// Buffers of one thread, of a size for the largest block so far.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// What the buffers have room for: queries, head_dim and `G`.
-    room: [usize; 3],
+    /// What the buffers have room for: kv heads, queries of each, head_dim and `G`.
+    room: [usize; 4],
+    /// Of each kv head.
     pub(super) queries: Vec<Query>,
     /// What each query sees of the tile.
     pub(super) views: Vec<View>,
-    /// Queries times the softmax scale, `[queries, head_dim in stripes]`.
+    /// Queries of the kv head at hand times the softmax scale, `[queries, head_dim in stripes]`.
     pub(super) scaled: Rows,
+    /// The same of each kv head; whose turn it is changes places with [`scaled`](Self::scaled).
+    pub(super) heads: Vec<Rows>,
     /// Logits, then softmax weights, `[queries, TILE]`.
     pub(super) weights: Rows,
     /// The weights of tokens seen as codes of two queries, `[2, TILE]`.
@@ -57,19 +60,20 @@ pub(crate) struct Scratch {
     pub(super) turned: Vec<f32>,
     pub(super) angles: Vec<[f32; 2]>,
     /// For the split after the first one of a task.
-    pub(super) partial: Partial,
+    pub(super) partials: Vec<Partial>,
 }
 
 impl Scratch {
-    /// Room for some queries of a head; what lies beyond a head's channels is zero.
-    pub(super) fn resize(&mut self, queries: usize, g: &Geometry) {
-        let room = [queries, g.head_dim, g.group];
+    /// Room for some kv heads and queries of each; what lies beyond a head's channels is zero.
+    pub(super) fn resize(&mut self, kv_heads: usize, queries: usize, g: &Geometry) {
+        let room = [kv_heads, queries, g.head_dim, g.group];
         if self.room == room {
             return;
         }
         self.room = room;
         let channels = g.head_dim.next_multiple_of(STRIPE);
-        self.scaled.resize(queries, channels);
+        self.heads.resize_with(kv_heads, Rows::default);
+        self.heads.iter_mut().for_each(|head| head.resize(queries, channels));
         self.weights.resize(queries, TILE);
         self.coded.resize(2, TILE);
         self.operands.resize(queries, channels.max(TILE));

@@ -5,7 +5,7 @@ use super::{
     full::Source,
     keys::KeyCodes,
     partial::Partial,
-    places::{MIN_GROUP, Places},
+    places::{MIN_GROUP, Place, Places},
     products::{query_keys, weighted_sum},
     promoted::PromotedCodes,
     scratch::{Query, Scratch, View},
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Matrix,
-    cache::{Geometry, LayerCache, Slot},
+    cache::{Geometry, KeyGroup, KeyLayout, LayerCache, Slot, ValueGroup, ValueLayout},
     isa::{Kernel, LANES, Simd, slices},
 };
 use kivi_core::{Attention, Bits, KeyBias, StepPlan};
@@ -36,7 +36,8 @@ pub(super) struct Split<'a> {
     block: &'a Block,
     split: usize,
     scratch: &'a mut Scratch,
-    partial: &'a mut Partial,
+    /// Of each kv head.
+    partials: &'a mut Vec<Partial>,
 }
 
 impl<'a> Walk<'a> {
@@ -45,15 +46,19 @@ impl<'a> Walk<'a> {
         block: &'a Block,
         split: usize,
         scratch: &'a mut Scratch,
-        partial: &'a mut Partial,
+        partials: &'a mut Vec<Partial>,
     ) -> Split<'a> {
-        Split { walk: self, block, split, scratch, partial }
+        Split { walk: self, block, split, scratch, partials }
     }
 
-    /// `(row within the sequence, query head)` of every query of a block.
-    pub(super) fn queries_of(&self, block: &Block) -> impl Iterator<Item = (usize, usize)> + use<> {
+    /// `(row within the sequence, query head)` of every query of a kv head of a block.
+    pub(super) fn queries_of(
+        &self,
+        block: &Block,
+        kv_head: usize,
+    ) -> impl Iterator<Item = (usize, usize)> + use<> {
         let heads = self.attention.head_group(&self.layer.spec);
-        let first = block.kv_head * heads;
+        let first = kv_head * heads;
         let rows = block.rows.clone();
         rows.flat_map(move |row| (first..first + heads).map(move |head| (row, head)))
     }
@@ -62,17 +67,19 @@ impl<'a> Walk<'a> {
         let g = &self.layer.geometry;
         let sequence = &self.plan.sequences[block.sequence];
         scratch.queries.clear();
-        scratch.queries.extend(self.queries_of(block).map(|(row, head)| Query {
+        scratch.queries.extend(self.queries_of(block, 0).map(|(row, head)| Query {
             head,
             position: sequence.before.tokens + row,
             view: sequence.views[row],
         }));
-        scratch.resize(scratch.queries.len(), g);
-        for (number, (row, head)) in self.queries_of(block).enumerate() {
-            let vector = &self.queries.row(sequence.rows.start + row)[head * g.head_dim..];
-            let scaled = scratch.scaled.row_mut(number).as_flattened_mut();
-            for (scaled, q) in scaled.iter_mut().zip(&vector[..g.head_dim]) {
-                *scaled = q * self.attention.scale;
+        scratch.resize(block.kv_heads.len(), scratch.queries.len(), g);
+        for (kv_head, rows) in block.kv_heads.clone().zip(&mut scratch.heads) {
+            for (number, (row, head)) in self.queries_of(block, kv_head).enumerate() {
+                let vector = &self.queries.row(sequence.rows.start + row)[head * g.head_dim..];
+                let scaled = rows.row_mut(number).as_flattened_mut();
+                for (scaled, q) in scaled.iter_mut().zip(&vector[..g.head_dim]) {
+                    *scaled = q * self.attention.scale;
+                }
             }
         }
     }
@@ -82,11 +89,11 @@ impl<'a> Walk<'a> {
 pub(super) struct Tile<'a> {
     walk: Walk<'a>,
     slot: &'a Slot,
-    pub(super) kv_head: usize,
+    kv_head: usize,
     positions: Range<usize>,
-    pub(super) pages: Places<'a>,
-    /// Of the tile after this one.
-    pub(super) next: Places<'a>,
+    pages: Places<'a>,
+    /// The kv head that is read after this one, and where.
+    next: (usize, Places<'a>),
 }
 
 /// Tiles of a split: those that start in it.
@@ -106,11 +113,15 @@ impl Kernel for Split<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { walk, block, split, scratch, partial } = self;
+        let Self { walk, block, split, scratch, partials } = self;
         let g = &walk.layer.geometry;
         let sequence = &walk.plan.sequences[block.sequence];
+        let kv_heads = block.kv_heads.clone();
         walk.prepare(block, scratch);
-        partial.reset(scratch.queries.len(), g.head_dim.next_multiple_of(LANES));
+        partials.resize_with(kv_heads.len(), Partial::default);
+        for partial in partials.iter_mut() {
+            partial.reset(scratch.queries.len(), g.head_dim.next_multiple_of(LANES));
+        }
         let Some(Some(slot)) = walk.layer.slots.get(sequence.before.slot) else { return };
         let end = sequence.before.tokens + block.rows.end;
         let mut known: Option<Places<'_>> = None;
@@ -119,38 +130,75 @@ impl Kernel for Split<'_> {
             let pages = known.take().unwrap_or_else(|| walk.places(sequence, start));
             // The tile after the sinks is not one further.
             known = (start >= g.sinks).then(|| walk.places(sequence, start + TILE));
-            let (kv_head, next) = (block.kv_head, known.unwrap_or_default());
-            let tile = Tile { walk, slot, kv_head, positions, pages, next };
             let Scratch { views, queries, .. } = scratch;
             views.clear();
-            views.extend(queries.iter().map(|query| tile.view(query)));
+            views.extend(queries.iter().map(|query| walk.view(query, &positions)));
             if views.iter().all(|view| view.visible.is_empty()) {
                 continue;
             }
-            tile.logits(simd, scratch);
-            tile.add_key_bias(simd, scratch);
-            tile.softmax(simd, scratch, partial);
-            tile.sum_codes(simd, scratch, partial);
-            tile.sum_full(simd, scratch, partial);
+            for (number, partial) in partials.iter_mut().enumerate() {
+                let kv_head = kv_heads.start + number;
+                let next = if kv_head + 1 < kv_heads.end {
+                    (kv_head + 1, pages)
+                } else {
+                    (kv_heads.start, known.unwrap_or_default())
+                };
+                let positions = positions.clone();
+                let tile = Tile { walk, slot, kv_head, positions, pages, next };
+                std::mem::swap(&mut scratch.scaled, &mut scratch.heads[number]);
+                tile.attend(simd, scratch, partial);
+                std::mem::swap(&mut scratch.scaled, &mut scratch.heads[number]);
+            }
         }
     }
 }
 
-impl<'a> Tile<'a> {
-    pub(super) fn geometry(&self) -> &'a Geometry {
-        &self.walk.layer.geometry
-    }
-
-    fn view(&self, query: &Query) -> View {
-        let (tile, window) = (&self.positions, self.walk.layer.spec.window.unwrap_or(usize::MAX));
-        let first = (query.position + 1).saturating_sub(window).max(tile.start);
+impl Walk<'_> {
+    fn view(&self, query: &Query, tile: &Range<usize>) -> View {
+        let LayerCache { spec, geometry, .. } = self.layer;
+        let first = (query.position + 1).saturating_sub(spec.window.unwrap_or(usize::MAX));
+        let first = first.max(tile.start);
         let end = tile.end.min(query.position + 1);
         let visible = first.saturating_sub(tile.start)..end.saturating_sub(tile.start);
-        let coded = query.view.zip(self.walk.layer.spec.packs()).map(|(view, packs)| {
-            let end = if packs && tile.start >= self.geometry().sinks { view } else { 0 };
+        let coded = query.view.zip(spec.packs()).map(|(view, packs)| {
+            let end = if packs && tile.start >= geometry.sinks { view } else { 0 };
             end.clamp(tile.start, tile.end) - tile.start
         });
         View { visible, coded }
+    }
+}
+
+impl<'a> Tile<'a> {
+    fn geometry(&self) -> &'a Geometry {
+        &self.walk.layer.geometry
+    }
+
+    /// Adds what this tile contributes to the outputs of the head's queries.
+    #[inline(always)]
+    fn attend<S: Simd>(&self, simd: S, scratch: &mut Scratch, partial: &mut Partial) {
+        self.logits(simd, scratch);
+        self.add_key_bias(simd, scratch);
+        self.softmax(simd, scratch, partial);
+        self.sum_codes(simd, scratch, partial);
+        self.sum_full(simd, scratch, partial);
+    }
+
+    /// A group of keys of this head, or of the one read next.
+    fn keys(&self, index: usize, layout: KeyLayout) -> [Option<KeyGroup<'a>>; 2] {
+        let find = |head: usize, place: Place<'a>| {
+            let (page, token) = place?;
+            page.key_group(self.geometry(), layout, [head, token])
+        };
+        [find(self.kv_head, self.pages[index]), find(self.next.0, self.next.1[index])]
+    }
+
+    /// As [`keys`](Self::keys), of values.
+    fn values(&self, index: usize, layout: ValueLayout) -> [Option<ValueGroup<'a>>; 2] {
+        let find = |head: usize, place: Place<'a>| {
+            let (page, token) = place?;
+            page.value_group(self.geometry(), layout, [head, token])
+        };
+        [find(self.kv_head, self.pages[index]), find(self.next.0, self.next.1[index])]
     }
 
     fn source(&self, group: usize) -> Source<'a> {
@@ -177,10 +225,9 @@ impl<'a> Tile<'a> {
             if !scratch.active.is_empty()
                 && let Some(bits) = self.walk.layer.spec.format.keys.bits
                 && let layout = g.key_layout(bits)
-                && let Some(group) = self.key_group(self.pages[index], layout)
+                && let [Some(group), next] = self.keys(index, layout)
             {
                 let (order, first) = (layout.order, tokens.start / LANES);
-                let next = self.key_group(self.next[index], layout);
                 match bits {
                     Bits::Two => simd.call(KeyCodes::<4> { scratch, order, group, first, next }),
                     Bits::Four => simd.call(KeyCodes::<2> { scratch, order, group, first, next }),
@@ -233,6 +280,7 @@ impl<'a> Tile<'a> {
     fn softmax<S: Simd>(&self, simd: S, scratch: &mut Scratch, partial: &mut Partial) {
         let attention = self.walk.attention;
         let plain = attention.softcap.is_none() && attention.alibi_slopes.is_none();
+        let first = self.kv_head * attention.head_group(&self.walk.layer.spec);
         for (number, query) in scratch.queries.iter().enumerate() {
             let visible = scratch.views[number].visible.clone();
             let weights = scratch.weights.row_mut(number).as_flattened_mut();
@@ -245,7 +293,8 @@ impl<'a> Tile<'a> {
                     let position = self.positions.start + token;
                     // The scale is in the query already.
                     let dot = weights[token] / attention.scale;
-                    weights[token] = attention.logit(query.head, query.position, position, dot);
+                    weights[token] =
+                        attention.logit(first + query.head, query.position, position, dot);
                 }
             }
             let (before, rest) = weights.split_at_mut(visible.start);
@@ -280,8 +329,7 @@ impl<'a> Tile<'a> {
         let mut groups: ValueGroups<'a> = [None; TILE / MIN_GROUP];
         let mut next = groups;
         for i in 0..TILE / layout.group {
-            groups[i] = self.value_group(self.pages[i], layout);
-            next[i] = self.value_group(self.next[i], layout);
+            [groups[i], next[i]] = self.values(i, layout);
         }
         let (groups, next) = (&groups, &next);
         let mut next_rows: [Row<'_>; TILE / 4] = [&[]; TILE / 4];
